@@ -3,34 +3,27 @@
 import itertools
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from fastapi.routing import APIRoute
-from hypothesis import given
-from hypothesis import strategies as st
 from specs import valid_spec
 from starlette.datastructures import Headers
 
-from quire_cli.local.machine import this_machine
 from quire_common.contract import engine as engine_names
 from quire_common.contract.gateway import ENGINE_KEY_HEADER
 from quire_common.errors import FlagsError
 from quire_common.key_file import KeyFile
-from quire_common.kv_size import CacheLimits
+from quire_common.model_memory import ModelConfig, parse_model_config
 from quire_engine import flag_table, flags
 from quire_engine.config import SECRET_VARIABLE, AccessOptions, EngineConfig, ParallelOptions
 from quire_engine.errors import Forbidden, Unauthorized
-from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.app import _ROUTES
 from quire_engine.server.auth.access import ADMIN_PATHS, Access
 from quire_gateway.headers import to_replica
 from quire_gateway.tenants import TENANT, Tenants
 from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity import kv_groups
-from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.resource import DType, Spec, engine_flags
 from quire_operator.domain.resource.deployment import OWNED_FLAGS
@@ -237,85 +230,6 @@ def test_operator_and_engine_agree_on_gpu_block_bytes(args: list[str]) -> None:
     assert group.block_bytes == 16 * needs.kv_bytes_per_token
 
 
-@given(
-    groups=st.lists(
-        st.tuples(st.integers(1, 5000), st.none() | st.integers(1, 3000)),
-        min_size=1,
-        max_size=3,
-        unique_by=lambda group: group[1],
-    ),
-    length=st.integers(1, 5000),
-    sequences=st.integers(1, 50),
-    tokens=st.integers(1, 3000),
-    block_size=st.sampled_from(BLOCK_SIZES),
-    budget=st.integers(0, 10**9),
-)
-def test_operator_and_engine_agree_on_what_fits(
-    groups: list[tuple[int, int | None]], length: int, sequences: int, tokens: int, block_size: int, budget: int
-) -> None:
-    """The cache has a given size, or the size that is reported as the least sufficient one."""
-    from quire_engine.config import CacheOptions
-    from quire_engine.runner.cache_size import CacheDemand, CacheSize, size_cache
-
-    asked = CacheLimits(
-        sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block_size
-    )
-    ours = [kv_groups.KVGroup(bytes_per_token=size, window=window) for size, window in groups]
-    found = tuple(kv_groups.cache_groups(ours, asked))
-    demand = CacheDemand(**asdict(asked), groups=found, must_hold_limit=True)
-    least = kv_groups.sequence_bytes(ours, asked)
-    theirs = size_cache(demand, CacheOptions(kv_cache_memory_bytes=budget), None)
-    if isinstance(theirs, CacheSize):
-        held = kv_groups.share_groups(budget, ours, asked)
-        full = [count for count, group in zip(theirs.num_blocks, demand.groups, strict=True) if group.window is None]
-        assert held.sequences >= 1
-        assert not full or held.tokens == min(full) * block_size
-    else:
-        assert f"use --kv-cache-memory-bytes {least}" in theirs.message
-        assert isinstance(size_cache(demand, CacheOptions(kv_cache_memory_bytes=least), None), CacheSize)
-    automatic = size_cache(demand, CacheOptions(), AvailableMemory(size=2**50, is_own=True))
-    assert isinstance(automatic, CacheSize)
-    assert automatic.kv_cache_bytes == kv_groups.most_bytes(ours, asked)
-
-
-WINDOWED: dict[str, list[dict[str, object]]] = {
-    "MistralForCausalLM": [{}, {"sliding_window": None}, {"sliding_window": 7}],
-    "MixtralForCausalLM": [{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}],
-    "Phi3ForCausalLM": [{"sliding_window": 5, "pad_token_id": 0}],
-    "Qwen2ForCausalLM": [
-        {"sliding_window": 8},
-        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
-        {"use_sliding_window": True},
-    ],
-    "Qwen3ForCausalLM": [
-        {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 5 + ["full_attention"] * 2}
-    ],
-    "Gemma2ForCausalLM": [{}, {"sliding_window": 6}, {"layer_types": ["full_attention"] * 7}],
-    "Gemma3ForCausalLM": [{}, {"sliding_window": 6, "sliding_window_pattern": 3}],
-    "LlamaForCausalLM": [{"sliding_window": 5}],
-}
-
-
-@pytest.mark.parametrize(("family", "fields"), [(family, each) for family in WINDOWED for each in WINDOWED[family]])
-def test_operator_and_engine_agree_on_windows(family: str, fields: dict[str, object], tmp_path: Path) -> None:
-    from quire_engine.model.config import load_config
-
-    shape = {
-        "architectures": [family],
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-    }
-    (tmp_path / "config.json").write_text(json.dumps({**shape, **fields}))
-    ours = parse_model_config({**shape, **fields})
-    assert isinstance(ours, ModelConfig), ours
-    assert ours.windows == load_config(tmp_path, (family,)).windows
-
-
 # By what transformers runs: sinks, chunks, and layers of different heads.
 RUN_BY_TRANSFORMERS: list[dict[str, object]] = [
     {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4},
@@ -371,44 +285,6 @@ def test_operator_and_engine_agree_on_layers(fields: dict[str, object], tmp_path
     theirs = find_transformers_candidate(tmp_path, trust_remote_code=False).shape
     assert ours.windows == theirs.windows
     assert ours.kv_widths == tuple(heads.kv_heads * heads.head_dim for heads in theirs.layer_heads)
-
-
-@pytest.mark.parametrize("asked", DType)
-@pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
-def test_operator_and_engine_agree_on_cpu_dtypes(asked: DType, feature: str, tmp_path: Path) -> None:
-    from quire_engine.runner.arithmetic import dtype_name, likely_dtype
-
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text(f"flags : fpu {feature}\n")
-    fast = this_machine(tmp_path).multiplies_bfloat16
-    ours = capacity.compute_dtype(asked, "bfloat16", device="cpu", cpu_multiplies_bfloat16=fast)
-    theirs = likely_dtype(asked.value.lower(), fast_bfloat16=feature != "avx2")  # type: ignore[arg-type]
-    assert ours == dtype_name(theirs)
-
-
-@pytest.mark.parametrize("asked", DType)
-@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", None])
-def test_operator_and_engine_agree_on_gpu_dtypes(asked: DType, stored: str | None, tmp_path: Path) -> None:
-    from quire_engine.model.config import stored_dtype
-    from quire_engine.runner.arithmetic import dtype_name, resolve_gpu_dtype
-
-    for name, place in (("dtype", {}), ("torch_dtype", {}), ("dtype", {"text_config": {}})):
-        raw = {**place, **({} if stored is None else {name: stored})}
-        if place and stored is not None:
-            raw = {"text_config": {name: stored}}
-        (tmp_path / "config.json").write_text(json.dumps(raw))
-        found = stored_dtype(tmp_path)
-        assert found == stored
-        for quantization in ("none", "fp8"):
-            ours = capacity.compute_dtype(
-                asked,
-                stored,  # type: ignore[arg-type]
-                device="gpu",
-                cpu_multiplies_bfloat16=False,
-                quantization=quantization,
-            )
-            theirs = resolve_gpu_dtype(asked.value.lower(), found, quantization)  # type: ignore[arg-type]
-            assert ours == dtype_name(theirs)
 
 
 def free_flags() -> list[str]:

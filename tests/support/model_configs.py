@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_common.model_memory import ModelConfig, ModelFacts, parse_model_config
 
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -15,6 +15,13 @@ LLAMA_3_8B = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
+}
+LLAMA_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
 }
 
 

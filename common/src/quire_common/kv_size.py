@@ -49,6 +49,11 @@ class CacheLimits:
             most = min(most, self._most_window_blocks(group.window))
         return max(most, self.fewest_blocks(group))
 
+    def sequences(self, blocks: Sequence[int], groups: Sequence[CacheGroup]) -> int:
+        """Return how many sequences of the longest length fit into these blocks of each group at once."""
+        fits = [count // self.longest_blocks(group) for count, group in zip(blocks, groups, strict=True)]
+        return min(self.max_sequences, *fits)
+
     def _most_window_blocks(self, window: int) -> int:
         """Return the most blocks of a group with a window.
 
@@ -71,6 +76,16 @@ class GroupDemand:
 def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
     """Return the bytes of one token: a key and a value per layer and KV head."""
     return 2 * layers * kv_heads * head_dim * dtype_bytes
+
+
+def bytes_by_window(
+    windows: Sequence[int | None], layer_bytes: Sequence[int], groups: Sequence[int | None] = ()
+) -> dict[int | None, int]:
+    """Return the bytes of the layers of each window, in the order of ``groups``, or of the layers if that is empty."""
+    sums = dict.fromkeys(groups or windows, 0)
+    for size, window in zip(layer_bytes, windows, strict=True):
+        sums[window] += size
+    return sums
 
 
 def demands(groups: Sequence[CacheGroup], limits: CacheLimits, *, use_all: bool) -> list[GroupDemand]:
@@ -116,3 +131,15 @@ def sequence_bytes(groups: Sequence[CacheGroup], limits: CacheLimits) -> int:
 def most_bytes(groups: Sequence[CacheGroup], limits: CacheLimits) -> int:
     """Return the largest budget of which every byte could be used."""
     return sum(limits.most_blocks(group) * group.block_bytes for group in groups)
+
+
+def capacity(budget_bytes: int, groups: Sequence[CacheGroup], limits: CacheLimits) -> tuple[int, int]:
+    """Return the tokens of one sequence that has a cache of this size to itself, and how many longest sequences fit."""
+    blocks = share_blocks(budget_bytes, demands(groups, limits, use_all=True))
+    full = [count for count, group in zip(blocks, groups, strict=True) if group.window is None]
+    tokens = min(full or blocks) * limits.block_size
+    for count, group in zip(blocks, groups, strict=True):
+        if group.window is not None and count < limits.longest_blocks(group):
+            # A sequence this short needs no room to move the window, but every layer holds all of it.
+            tokens = min(tokens, group.window, min(blocks) * limits.block_size)
+    return tokens, limits.sequences(blocks, groups)

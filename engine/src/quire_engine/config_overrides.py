@@ -7,8 +7,8 @@ layers differ (5). An override applies in either form, whichever one the file ha
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-"""The kinds of layers that may have different rotations."""
+from quire_common.config_fields import FULL, SLIDING
+
 _ROPES = ("rope_parameters", "rope_scaling")
 _OF_ROTATION = (*_ROPES, "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 _KEPT = ("rope_theta", "partial_rotary_factor")

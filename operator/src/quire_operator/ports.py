@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from quire_common.model_memory import ModelFacts
 from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
 from quire_operator.domain.canary.figures import TracksPage
-from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.objects import Manifest

@@ -278,7 +278,7 @@ def test_estimate_is_limited_by_compute_and_bandwidth():
         weight_bytes=16 * 10**9,
         workspace_bytes=0,
         swap_bytes=0,
-        kv_groups=(),
+        kv_groups={},
     )
     guess = speed.estimated(needs, speed.GPUS["H100 80GB"], kv_tokens=400_000, max_model_length=8192)
     assert 20_000 < guess.prefill_tokens_per_second < 40_000

@@ -24,9 +24,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
-from quire_engine.config_overrides import FULL, SLIDING, with_overrides
+from quire_common.config_fields import FULL, SLIDING
+from quire_common.model_memory import FAMILY_DEFAULTS
+from quire_engine.config_overrides import with_overrides
 from quire_engine.model.config import parse_config, unread_overrides
-from quire_engine.model.families import FAMILIES, SUPPORTED
+from quire_engine.model.families import SUPPORTED
 from quire_engine.model.rope_frequencies import rotation
 from quire_engine.model.text_part import decoder_config
 from quire_engine.model.transformers_backend.description import describe
@@ -90,7 +92,7 @@ THETAS = st.sampled_from([1e4, 7e4, 1e6])
 
 def test_every_native_family_is_covered() -> None:
     assert set(PLAIN) == set(SUPPORTED)
-    assert set(WHOLE) == {whole for family in FAMILIES.values() for whole in family.text_part_of}
+    assert set(WHOLE) == {whole for family in FAMILY_DEFAULTS.values() for whole in family.text_part_of}
 
 
 def in_form(form: int, by_kind: bool, theta: float | None, scaling: Any, local: float | None) -> dict[str, Any]:

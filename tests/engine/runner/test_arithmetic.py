@@ -26,6 +26,7 @@ from quire_engine.runner.arithmetic import (
     float32_fits,
     likely_dtype,
     multiplies_bfloat16,
+    resolve_gpu_dtype,
     slower_than_float32,
     ways_of,
 )
@@ -151,6 +152,14 @@ def test_cpu_level_decides_on_bfloat16_matmul(level: CpuLevel | None, fast: bool
 )
 def test_dtype_without_timings_depends_on_option_and_cpu(option: Any, fast: bool, dtype: str) -> None:
     assert likely_dtype(option, fast_bfloat16=fast) == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("option", "quantization", "dtype"),
+    [("auto", "none", "float16"), ("auto", "fp8", "bfloat16"), ("float32", "none", "float32")],
+)
+def test_gpu_dtype_depends_on_checkpoint_and_quantization(option: Any, quantization: Any, dtype: str) -> None:
+    assert resolve_gpu_dtype(option, "float16", quantization) == getattr(torch, dtype)
 
 
 # --- the times ---

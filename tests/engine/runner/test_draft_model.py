@@ -35,11 +35,15 @@ PROMPTS = [list(range(3, 40)), [5, 6, 7], [200, 100, 50, 25] * 5]
     [
         ({}, {}, []),
         ({}, {"num_layers": 1, "head_dim": 8}, []),
-        ({}, {"vocab_size": 99}, ["99 tokens in its vocabulary, and the target 100"]),
-        ({}, {"max_position_embeddings": 255}, ["255 tokens is shorter than the target's 256: lower"]),
-        ({"windows": (None, 64)}, {}, ["the target has windows"]),
-        ({}, {"windows": (64, 64)}, ["it has windows"]),
-        ({}, {"vocab_size": 1, "max_position_embeddings": 1}, ["vocabulary", "shorter"]),
+        ({}, {"vocab_size": 99}, ["its vocabulary has 99 tokens, and the model's 100"]),
+        (
+            {},
+            {"max_position_embeddings": 255},
+            ["and the model 256: set --max-model-len to 255 or less"],
+        ),
+        ({"windows": (None, 64)}, {}, ["sliding windows"]),
+        ({}, {"windows": (64, 64)}, ["sliding windows"]),
+        ({}, {"vocab_size": 1, "max_position_embeddings": 1}, ["vocabulary", "supports"]),
     ],
 )
 def test_a_draft_model_must_suit_its_target(target: dict[str, Any], draft: dict[str, Any], parts: list[str]) -> None:
@@ -185,7 +189,7 @@ def test_an_unsuitable_draft_model_stops_the_start_if_required(
     other = make_folder(vocab_size=300)
     with pytest.raises(FlagsError) as caught:
         start(make_folder(), speculation=SpeculationOptions(method="draft_model", model=other))
-    assert "has 300 tokens in its vocabulary, and the target 250" in caught.value.problems[0]
+    assert "its vocabulary has 300 tokens, and the model's 250" in caught.value.problems[0]
     assert "--no-spec-required" in caught.value.problems[0]
 
 

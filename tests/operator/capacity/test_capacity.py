@@ -6,35 +6,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_configs import LLAMA_3_8B, config_of
+from model_configs import LLAMA_3_8B, LLAMA_7B, config_of
 from specs import valid_spec
 
+from quire_common import kv_size
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
 from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import GPUS, find_gpu
-from quire_operator.domain.capacity.kv_groups import KVGroup
-from quire_operator.domain.capacity.model_config import parse_model_config
-from quire_operator.domain.resource import DType, Spec
+from quire_operator.domain.resource import Spec
 
 GIB = 2**30
-LLAMA_7B = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "vocab_size": 32000,
-}
-MIXTRAL = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "vocab_size": 32000,
-}
 
 
 def spec_of(**engine: object) -> Spec:
@@ -57,105 +39,6 @@ def test_kv_bytes_per_token_count_kv_heads_and_not_heads(
         layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=dtype_bytes
     )
     assert per_token == kibibytes * 1024
-
-
-@pytest.mark.parametrize(
-    ("body", "parameters"),
-    [(LLAMA_3_8B, 8_030_261_248), (LLAMA_7B, 6_738_415_616), (MIXTRAL, 46_702_792_704)],
-    ids=["llama-3-8b", "llama-7b", "mixtral-8x7b"],
-)
-def test_parameter_counts_match_published_ones(body: Mapping[str, object], parameters: int) -> None:
-    assert config_of(body).parameters == parameters
-
-
-@pytest.mark.parametrize(
-    ("body", "parameters"),
-    [
-        # Gemma 2 2B: tied embeddings without a field in the config, heads of 256 where the hidden size would give 288.
-        (
-            {
-                "architectures": ["Gemma2ForCausalLM"],
-                "hidden_size": 2304,
-                "intermediate_size": 9216,
-                "num_attention_heads": 8,
-                "num_hidden_layers": 26,
-                "num_key_value_heads": 4,
-                "vocab_size": 256000,
-            },
-            2_614_341_888,
-        ),
-        # Qwen3 0.6B: heads of 128 where the hidden size would give 64.
-        (
-            {
-                "architectures": ["Qwen3ForCausalLM"],
-                "hidden_size": 1024,
-                "intermediate_size": 3072,
-                "num_attention_heads": 16,
-                "num_hidden_layers": 28,
-                "num_key_value_heads": 8,
-                "tie_word_embeddings": True,
-                "vocab_size": 151936,
-            },
-            596_049_920,
-        ),
-        # Qwen2 7B.
-        (
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "hidden_size": 3584,
-                "intermediate_size": 18944,
-                "num_attention_heads": 28,
-                "num_hidden_layers": 28,
-                "num_key_value_heads": 4,
-                "tie_word_embeddings": False,
-                "vocab_size": 152064,
-            },
-            7_615_616_512,
-        ),
-    ],
-    ids=["gemma-2-2b", "qwen3-0.6b", "qwen2-7b"],
-)
-def test_parameter_counts_of_variants_are_within_0_1_percent(body: Mapping[str, object], parameters: int) -> None:
-    assert config_of(body).parameters == pytest.approx(parameters, rel=1e-3)
-
-
-def test_multimodal_configuration_is_read_at_its_language_model() -> None:
-    config = config_of({"architectures": ["Gemma3"], "dtype": "bfloat16", "text_config": LLAMA_3_8B})
-    assert (config.family, config.kv_heads, config.dtype) == ("Gemma3", 8, "bfloat16")
-
-
-def test_reader_never_iterates_over_billions_of_layers() -> None:
-    body = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2**31 - 1, "vocab_size": 100}
-    problems = parse_model_config(body)
-    assert isinstance(problems, tuple)
-    assert [str(problem) for problem in problems] == ["num_hidden_layers: must be <= 10000, got 2147483647"]
-
-
-def test_every_missing_size_is_named() -> None:
-    problems = parse_model_config({"hidden_size": "big", "num_attention_heads": 0})
-    assert isinstance(problems, tuple)
-    assert {problem.path for problem in problems} == {
-        "hidden_size",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "vocab_size",
-    }
-
-
-@pytest.mark.parametrize(
-    ("asked", "stored", "device", "fast", "dtype"),
-    [
-        (DType.AUTO, "bfloat16", "gpu", False, "bfloat16"),
-        (DType.AUTO, "float16", "gpu", False, "float16"),
-        (DType.AUTO, "float32", "gpu", False, "bfloat16"),
-        (DType.AUTO, "bfloat16", "cpu", False, "float32"),
-        (DType.AUTO, "bfloat16", "cpu", True, "bfloat16"),
-        (DType.FLOAT16, "bfloat16", "cpu", True, "float16"),
-    ],
-)
-def test_arithmetic(asked: DType, stored: str, device: str, fast: bool, dtype: str) -> None:
-    found = capacity.compute_dtype(asked, stored, device=device, cpu_multiplies_bfloat16=fast)  # type: ignore[arg-type]
-    assert found == dtype
 
 
 def llama_on(gpu: str, **engine: object) -> Fits | TooSmall:
@@ -197,12 +80,7 @@ needs_and_limits = st.builds(
     st.integers(1, 10**10),
     st.integers(0, 10**9),
     st.integers(0, 10**9),
-    st.lists(
-        st.builds(KVGroup, bytes_per_token=st.integers(1, 10**6), window=st.none() | st.none() | st.integers(1, 5000)),
-        min_size=1,
-        max_size=3,
-        unique_by=lambda group: group.window,
-    ).map(tuple),
+    st.dictionaries(st.none() | st.integers(1, 5000), st.integers(1, 10**6), min_size=1, max_size=3),
     st.integers(1, 10**6),
     st.integers(1, 1024),
     st.integers(1, 10**4),
@@ -226,9 +104,8 @@ def test_required_memory_is_exactly_enough(drawn: tuple[Footprint, CacheLimits],
         useful = capacity.useful_kv_cache_bytes(outcome, needs, limits)
         assert useful <= outcome.kv_cache_bytes
         # As many sequences fit into the useful size as into all available memory.
-        held = kv_groups.share_groups(useful, needs.kv_groups, limits)
-        assert held.sequences == outcome.sequences
-        if all(group.window is None for group in needs.kv_groups):
+        assert kv_size.capacity(useful, needs.cache_groups(limits), limits)[1] == outcome.sequences
+        if set(needs.kv_groups) == {None}:
             slots = limits.sequence_blocks * limits.block_size
             assert outcome.sequences * slots <= outcome.kv_tokens
             assert outcome.kv_tokens * needs.kv_bytes_per_token <= outcome.kv_cache_bytes

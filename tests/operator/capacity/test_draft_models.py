@@ -10,10 +10,9 @@ from specs import valid_spec
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_cli.local.sizing import Share, size
+from quire_common.model_memory import ModelFacts
 from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity.drafts import draft_problems
-from quire_operator.domain.capacity.fit import Fits, TooSmall
-from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.fit import Fits, TooSmall, draft_problems
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.status.capacity_check import draft_hub_source, judge, replica_memory

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_common.model_memory import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import Forbidden, ModelUnknown, Unavailable

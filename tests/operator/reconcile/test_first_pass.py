@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_common.model_memory import ModelFacts
 from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import Conflict, ModelUnknown, Refused, Throttled

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from quire_common.model_memory import ModelFacts
 from quire_common.model_source import HubSource, parse_source
-from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.ports import ModelUnknown
 from quire_operator.reconcile import hub_reader
 from quire_operator.reconcile.hub_reader import HubReader

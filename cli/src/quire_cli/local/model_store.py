@@ -16,6 +16,7 @@ from quire_cli.errors import ModelProblem
 from quire_cli.local.host import installed
 from quire_cli.local.process import start_watched
 from quire_common.contract.engine import FETCH_COMMAND
+from quire_common.model_memory import ModelConfig, ModelFacts, parse_model_config
 from quire_common.model_source import (
     ClaimSource,
     FileSource,
@@ -27,7 +28,6 @@ from quire_common.model_source import (
 )
 from quire_common.safetensors_header import NoWeights, count_parameters
 from quire_operator.adapters.hub_facts import HubFacts
-from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.resource import Spec
 from quire_operator.ports import ModelUnknown
 

@@ -11,12 +11,11 @@ from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_cli.local.sizing import measure, replicas_on_cpus
 from quire_common.kv_size import CacheLimits
+from quire_common.model_memory import DTYPE_BYTES, ModelFacts
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import GPUS, Gpu, find_gpu
-from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.capacity.ranks import kv_copies
 from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.resource import Spec
@@ -147,7 +146,7 @@ def _needs(spec: Spec, facts: ModelFacts, draft: ModelFacts | None, answer: Answ
     held = tables if needs.quantization else f"× {DTYPE_BYTES[needs.dtype]} bytes"
     counted = "counted in the weights" if facts.counted else "computed from the configuration"
     experts = f", {config.experts} experts" if config.experts > 1 else ""
-    one = sequence_bytes(needs.kv_groups, limits)
+    one = needs.sequence_bytes(limits)
     swap = spec.engine.swap_space_bytes
     windowed = config.layers - config.windows.count(None)
     windows = f", {windowed} with a window" if windowed else ""

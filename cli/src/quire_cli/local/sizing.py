@@ -7,12 +7,10 @@ from pathlib import Path
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_common.kv_size import CacheLimits
+from quire_common.model_memory import ModelFacts
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity.drafts import draft_problems
-from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
-from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall, draft_problems
 from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import Spec
@@ -105,7 +103,7 @@ def size(
                 f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype}), "
                 + (f"draft model {format_bytes(needs.draft_bytes)}, " if needs.draft_bytes else "")
                 + f"working space {format_bytes(needs.workspace_bytes)}",
-                f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, limits))} for one sequence of "
+                f"KV cache {format_bytes(needs.sequence_bytes(limits))} for one sequence of "
                 f"{limits.sequence_tokens:,} tokens; {format_bytes(fits.kv_cache_bytes)} are left",
             ],
             hint="; ".join(remedies(spec, needs, limits, fits, shared=not share.on_gpu)),

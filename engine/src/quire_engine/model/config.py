@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire_common import model_memory
+from quire_common.config_fields import Fields
 from quire_engine.config_overrides import override_paths, replaced, rotation_field, with_overrides
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.families import find_dialect
@@ -31,8 +32,6 @@ from quire_engine.model_folder import (
 _log = logging.getLogger(__name__)
 _READ_ELSEWHERE = ("model_type", "dtype", "torch_dtype", "classifier_from_token", "matryoshka_dimensions")
 """Fields of config.json that are no part of a ``ModelConfig``."""
-MAX_LAYERS = 10_000
-"""Far above any model: per-layer data must not fill the memory before the shape is found to be invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +115,13 @@ def parse_config(
     architecture = _architecture(raw, supported, problems)
     dialect = find_dialect(architecture)
     shape_begins = len(problems)
-    hidden, heads = fields.positive_int("hidden_size"), fields.positive_int("num_attention_heads")
-    kv_heads = fields.positive_int("num_key_value_heads", default=heads)
-    head_dim = fields.positive_int("head_dim", default=dialect.head_dim or max(1, hidden // heads))
+    defaults = model_memory.find_defaults(architecture)
+    attention = model_memory.read_attention(fields, defaults)
+    head_dim, layers, windows = attention.head_dim, attention.layers, attention.windows
     rotary_dim = int(head_dim * _partial_rotary_factor(raw, problems)) if dialect.partial_rotary else head_dim
     if len(problems) == shape_begins:
-        problems += _head_problems(hidden, heads, kv_heads, raw.get("head_dim") or dialect.head_dim, rotary_dim)
-    layers = fields.positive_int("num_hidden_layers", most=MAX_LAYERS)
+        own_dim = raw.get("head_dim") or defaults.head_dim
+        problems += _head_problems(attention.hidden_size, attention.heads, own_dim, rotary_dim)
     activation_field, activation = dialect.activation
     fields.one_of(activation_field, (activation,), default=activation)
     if raw.get("use_bidirectional_attention"):
@@ -136,23 +135,22 @@ def parse_config(
             " it was quantized"
         )
     positions = fields.positive_int("max_position_embeddings")
-    windows = dialect.windows(fields, layers)
     ropes = dialect.parse_ropes(raw, windows, problems)
     if not problems:
         problems += [problem for rope in dict.fromkeys(ropes) for problem in rotation_problems(rope, rotary_dim)]
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.positive_int("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=attention.hidden_size,
         intermediate_size=fields.positive_int("intermediate_size"),
         num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_heads=attention.heads,
+        num_kv_heads=attention.kv_heads,
         head_dim=head_dim,
         rms_norm_eps=fields.positive_float("rms_norm_eps", default=dialect.rms_norm_eps),
         max_position_embeddings=max((reach(rope, positions) for rope in dict.fromkeys(ropes)), default=positions),
         ropes=ropes,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=dialect.tie_word_embeddings),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=defaults.tie_word_embeddings),
         attention_bias=fields.boolean("attention_bias", default=False),
         mlp_bias=fields.boolean("mlp_bias", default=False),
         eos_token_ids=read_eos_token_ids(raw, generation, problems),
@@ -170,11 +168,9 @@ def parse_config(
     return None if problems else config
 
 
-def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None, rotary_dim: int) -> list[str]:
+def _head_problems(hidden: int, heads: int, head_dim: int | None, rotary_dim: int) -> list[str]:
     """Return the inconsistencies between fields that are valid individually."""
     problems = []
-    if heads % kv_heads:
-        problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if head_dim is None and hidden % heads:
         problems.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; head_dim is not given")
     elif (head_dim or hidden // heads) % 2:
@@ -219,15 +215,9 @@ def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: lis
     return known[0]
 
 
-def stored_dtype(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> str | None:
-    """Return the checkpoint's dtype in config.json: transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
-    raw = read_config(folder, overrides)
-    text = raw.get("text_config")
-    for place in (raw, text if isinstance(text, dict) else {}):
-        for name in ("dtype", "torch_dtype"):
-            if place.get(name) in ("float32", "float16", "bfloat16"):
-                return str(place[name])
-    return None
+def stored_dtype(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> model_memory.DTypeName | None:
+    """Return the checkpoint's dtype in config.json."""
+    return model_memory.stored_dtype(read_config(folder, overrides))
 
 
 def read_eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems: list[str]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire_common.config_fields import Fields
 from quire_engine.config_overrides import rotation_field
-from quire_engine.model.config_fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-Windows = tuple[int | None, ...]
-"""For each layer, the number of tokens that a query sees, including itself; None means all of them."""
+from quire_common.model_memory import Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from quire_common.model_memory import DTypeName, compute_dtype
 from quire_engine import kept
 from quire_engine.config import DType, EngineConfig, Quantization
 from quire_engine.cpu.machine import this_machine
@@ -264,21 +265,14 @@ def multiplies_bfloat16(config: EngineConfig) -> bool:
 
 def likely_dtype(option: DType, *, fast_bfloat16: bool) -> torch.dtype:
     """Return the type if nothing is timed: ``auto`` is bfloat16 if the CPU multiplies it, else float32."""
-    if option == "auto":
-        return torch.bfloat16 if fast_bfloat16 else torch.float32
     if option == "float16" or (option == "bfloat16" and not fast_bfloat16):
         _log.warning("this CPU has no fast %s arithmetic; expect --dtype float32 to be many times faster", option)
-    return _BY_NAME[option]
+    return _BY_NAME[compute_dtype(option, None, device="cpu", cpu_multiplies_bfloat16=fast_bfloat16)]
 
 
-def resolve_gpu_dtype(option: DType, stored: str | None, quantization: Quantization = "none") -> torch.dtype:
-    """Return the type on a GPU: ``auto`` is the checkpoint's 16-bit type, or bfloat16 if it has another or none.
-
-    It is bfloat16 with fp8 as well, whose products write nothing else.
-    """
-    if option == "auto":
-        return torch.float16 if stored == "float16" and quantization != "fp8" else torch.bfloat16
-    return _BY_NAME[option]
+def resolve_gpu_dtype(option: DType, stored: DTypeName | None, quantization: Quantization = "none") -> torch.dtype:
+    """Return the type on a GPU, where the checkpoint decides."""
+    return _BY_NAME[compute_dtype(option, stored, device="gpu", quantization=quantization)]
 
 
 def dtype_of(name: str) -> torch.dtype:

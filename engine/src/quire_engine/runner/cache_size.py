@@ -92,7 +92,7 @@ def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) ->
         num_swap_blocks=num_swap_blocks,
         max_model_len=longest,
         kv_cache_bytes=kv_cache_bytes,
-        sequences=_sequences(replace(demand, sequence_tokens=longest), num_blocks),
+        sequences=replace(demand, sequence_tokens=longest).sequences(num_blocks, demand.groups),
     )
 
 
@@ -138,11 +138,6 @@ def _longest(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
     """Return the length of the longest sequence; windows fit a sequence of any length."""
     full = [blocks for blocks, group in zip(num_blocks, demand.groups, strict=True) if group.window is None]
     return min([demand.sequence_tokens, *(blocks * demand.block_size for blocks in full)])
-
-
-def _sequences(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
-    held = [blocks // demand.longest_blocks(group) for blocks, group in zip(num_blocks, demand.groups, strict=True)]
-    return min(demand.max_sequences, *held)
 
 
 def _too_small(demand: CacheDemand, budget: Budget, num_blocks: tuple[int, ...]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from quire_common import model_memory
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.errors import ModelFolderError
@@ -88,19 +89,14 @@ def head_kind(folder: Path) -> str | None:
 
 def draft_problems(target: ModelShape, draft: ModelShape, *, longest: int) -> list[str]:
     """Return the reasons why a draft model cannot propose tokens for a target; empty if it can."""
-    problems = []
-    if draft.vocab_size != target.vocab_size:
-        problems.append(f"it has {draft.vocab_size} tokens in its vocabulary, and the target {target.vocab_size}")
-    if draft.max_position_embeddings < longest:
-        problems.append(
-            f"its context of {draft.max_position_embeddings} tokens is shorter than the target's {longest}: lower"
-            " --max-model-len"
-        )
-    if target.kv_groups != (None,):
-        problems.append("the target has windows of attention, which draft models do not support yet")
-    if draft.kv_groups != (None,):
-        problems.append("it has windows of attention, which draft models do not support yet")
-    return problems
+    return model_memory.draft_problems(
+        target_vocab_size=target.vocab_size,
+        draft_vocab_size=draft.vocab_size,
+        target_positions=longest,
+        draft_positions=draft.max_position_embeddings,
+        has_windows=(target.kv_groups, draft.kv_groups) != ((None,), (None,)),
+        remedy=f"set --max-model-len to {draft.max_position_embeddings} or less",
+    )
 
 
 def same_tokens(target: Path, draft: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from quire_common.kv_size import CacheGroup, kv_bytes_per_token
+from quire_common.kv_size import CacheGroup, bytes_by_window, kv_bytes_per_token
 from quire_engine.config import CacheOptions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.model.shape import LayerHeads, ModelShape
@@ -31,13 +31,8 @@ def cache_groups(
 ) -> tuple[CacheGroup, ...]:
     """Return a group for each window that occurs, and one for full attention."""
     layer_bytes = [_layer_block_bytes(heads, dtype, block_size, device) for heads in shape.layer_heads]
-    return tuple(
-        CacheGroup(
-            block_bytes=sum(size for size, own in zip(layer_bytes, shape.windows, strict=True) if own == window),
-            window=window,
-        )
-        for window in shape.kv_groups
-    )
+    sums = bytes_by_window(shape.windows, layer_bytes, shape.kv_groups)
+    return tuple(CacheGroup(block_bytes=size, window=window) for window, size in sums.items())
 
 
 def largest_groups(

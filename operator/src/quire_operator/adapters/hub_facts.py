@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import httpx
 
+from quire_common.model_memory import ModelFacts, parse_model_config
 from quire_common.safetensors_header import FIRST_READ_BYTES, NoWeights, count_parameters
 from quire_operator import __version__
-from quire_operator.domain.capacity.model_config import ModelFacts, parse_model_config
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
 

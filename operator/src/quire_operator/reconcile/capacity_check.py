@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_common.model_memory import ModelFacts
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key
 from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.status.capacity_check import (

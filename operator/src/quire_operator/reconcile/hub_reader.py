@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_common.model_memory import ModelFacts
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelReader, ModelUnknown
 

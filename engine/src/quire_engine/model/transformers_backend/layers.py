@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from quire_engine.model.shape import LayerHeads, Windows
+from quire_common.model_memory import Windows
+from quire_engine.model.shape import LayerHeads
 from quire_engine.model.transformers_backend.probe import AttentionCall, Mask, Probe
 from quire_engine.model.transformers_backend.refusal import Unservable
 

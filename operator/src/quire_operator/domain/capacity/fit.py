@@ -3,22 +3,17 @@
 ``quire plan`` uses it, ``quire up`` before it starts processes, and the operator before it creates pods. One replica
 may fill the share ``kvCache.memoryPercent`` altogether: weights, workspace and swap space first, and the KV cache gets
 the rest. Ranks of a replica share this memory, so that the needs are those of all; ranks on GPUs have the memory of all
-their GPUs, and a group of pods has that of all its pods. ``kv_groups`` divides the cache among layers with and without
-a sliding window.
+their GPUs, and a group of pods has that of all its pods. ``kv_size`` divides the cache among layers with and without a
+sliding window.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from quire_common.kv_size import CacheLimits, kv_bytes_per_token
-from quire_operator.domain.capacity.kv_groups import (
-    KVGroup,
-    group_layers,
-    most_bytes,
-    sequence_bytes,
-    share_groups,
-)
-from quire_operator.domain.capacity.model_config import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts
+from quire_common import kv_size, model_memory
+from quire_common.kv_size import CacheGroup, CacheLimits, bytes_by_window, kv_bytes_per_token
+from quire_common.model_memory import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts, compute_dtype
 from quire_operator.domain.capacity.ranks import kv_copies, table_bytes, uneven_bytes
 from quire_operator.domain.resource import DType, Spec
 
@@ -32,6 +27,12 @@ _LOGITS_COPIES = 2
 """Float32 logits of every sequence, and a copy while tokens are sampled."""
 _FP8_BYTES = 1
 _QUANTIZED_BYTES = 1
+_DTYPES: Mapping[DType, Literal["auto"] | DTypeName] = {
+    DType.AUTO: "auto",
+    DType.FLOAT32: "float32",
+    DType.FLOAT16: "float16",
+    DType.BFLOAT16: "bfloat16",
+}
 _RANK_UNIT = 8
 """Slots have room for a multiple of this rank."""
 
@@ -47,7 +48,8 @@ class Footprint:
     """The runtime and the activations of the largest step; an estimate."""
     swap_bytes: int
     """Swap space in the same memory as the weights; 0 on a GPU, where it is in host memory."""
-    kv_groups: tuple[KVGroup, ...]
+    kv_groups: Mapping[int | None, int]
+    """Bytes per token of the layers with each window; None is full attention."""
     draft_bytes: int = 0
     """The weights of the draft model or head, and the hidden states kept for a head; its layers' keys and values are in
     ``kv_groups``."""
@@ -75,12 +77,24 @@ class Footprint:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes per token that all layers keep."""
-        return sum(group.bytes_per_token for group in self.kv_groups)
+        return sum(self.kv_groups.values())
 
     @property
     def base_bytes(self) -> int:
         """Everything except the KV cache."""
         return self.weight_bytes + self.draft_bytes + self.workspace_bytes + self.swap_bytes + self.adapter_bytes
+
+    def cache_groups(self, limits: CacheLimits) -> list[CacheGroup]:
+        """Return the groups in blocks. A window no shorter than the longest sequence counts as full attention."""
+        sums: dict[int | None, int] = {}
+        for window, size in self.kv_groups.items():
+            own = window if window is not None and window < limits.sequence_tokens else None
+            sums[own] = sums.get(own, 0) + size * limits.block_size
+        return [CacheGroup(block_bytes=size, window=window) for window, size in sums.items()]
+
+    def sequence_bytes(self, limits: CacheLimits) -> int:
+        """Return the smallest cache that holds one sequence of the longest length."""
+        return kv_size.sequence_bytes(self.cache_groups(limits), limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,31 +119,6 @@ class TooSmall:
     """The longest sequence that fits without a change; 0 if none fits."""
     fits_without_draft: bool = False
     """True if the replica would run without its draft model."""
-
-
-def compute_dtype(
-    asked: DType,
-    stored: DTypeName | None,
-    *,
-    device: Device,
-    cpu_multiplies_bfloat16: bool,
-    quantization: str | None = None,
-) -> DTypeName:
-    """Return the dtype of a replica's arithmetic.
-
-    ``Auto`` is 16 bits on a GPU, bfloat16 with weights in fp8, and on a CPU 16 bits only if it multiplies bfloat16
-    natively.
-    """
-    match asked:
-        case DType.FLOAT32:
-            return "float32"
-        case DType.FLOAT16:
-            return "float16"
-        case DType.BFLOAT16:
-            return "bfloat16"
-    if device == "cpu":
-        return "bfloat16" if cpu_multiplies_bfloat16 else "float32"
-    return "float16" if stored == "float16" and quantization != "fp8" else "bfloat16"
 
 
 def footprint(
@@ -163,8 +152,8 @@ def footprint(
         else footprint(spec, config, parameters=parameters, dtype=dtype, device=device),
         workspace_bytes=workspace,
         swap_bytes=spec.engine.swap_space_bytes if device == "cpu" else 0,
-        kv_groups=group_layers(
-            tuple(window for model in layers for window in model.windows),
+        kv_groups=bytes_by_window(
+            [window for model in layers for window in model.windows],
             [
                 kv_bytes_per_token(
                     layers=1, kv_heads=copies, head_dim=kv_width, dtype_bytes=_FP8_BYTES if in_fp8 else width
@@ -227,6 +216,21 @@ def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
     )
 
 
+def draft_problems(spec: Spec, target: ModelConfig, draft: ModelConfig) -> list[str]:
+    """Return the reasons against the draft model, which the engine would find only after both downloads.
+
+    The engine also compares the tokenizers.
+    """
+    return model_memory.draft_problems(
+        target_vocab_size=target.vocab_size,
+        draft_vocab_size=draft.vocab_size,
+        target_positions=spec.engine.max_model_length or target.max_positions,
+        draft_positions=draft.max_positions,
+        has_windows={*target.windows, *draft.windows} != {None},
+        remedy=f"set spec.engine.maxModelLength to {draft.max_positions} or less",
+    )
+
+
 def memory_of_parts(spec: Spec, config: ModelConfig, dtype: DTypeName, part_bytes: int, *, parts: int) -> int:
     """Return the memory of a replica in so many parts, less what the largest one needs more.
 
@@ -241,7 +245,7 @@ def measure(
 ) -> tuple[Footprint, CacheLimits]:
     """Return the needs of one replica and the limits of the spec. Without ``draft``, no draft model is counted."""
     dtype = compute_dtype(
-        spec.engine.dtype,
+        _DTYPES[spec.engine.dtype],
         facts.config.dtype,
         device=device,
         cpu_multiplies_bfloat16=cpu_multiplies_bfloat16,
@@ -254,7 +258,7 @@ def measure(
 def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) -> Fits | TooSmall:
     """Return what one replica can keep in ``memory_bytes``."""
     base = needs.base_bytes
-    one_sequence = sequence_bytes(needs.kv_groups, asked)
+    groups, one_sequence = needs.cache_groups(asked), needs.sequence_bytes(asked)
     cache = spec.engine.kv_cache
     if cache.size_bytes is not None:
         size = cache.size_bytes
@@ -265,7 +269,7 @@ def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) 
         available = max(0, memory_bytes * cache.memory_percent // 100 - base)
         enough = available >= one_sequence
         needed = -(-(base + one_sequence) * 100 // cache.memory_percent)
-    held = share_groups(available, needs.kv_groups, asked)
+    tokens, sequences = kv_size.capacity(available, groups, asked)
     if not enough:
         alone = needs.without_draft
         return TooSmall(
@@ -273,11 +277,11 @@ def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) 
             and isinstance(fit(spec, alone, asked, memory_bytes=memory_bytes), Fits),
             kv_cache_bytes=available,
             needed_bytes=needed,
-            longest_sequence_tokens=min(held.tokens, asked.sequence_tokens),
+            longest_sequence_tokens=min(tokens, asked.sequence_tokens),
         )
-    return Fits(kv_cache_bytes=available, kv_tokens=held.tokens, sequences=held.sequences)
+    return Fits(kv_cache_bytes=available, kv_tokens=tokens, sequences=sequences)
 
 
 def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: CacheLimits) -> int:
     """Return the size of the cache to allocate: at most what all sequences together can fill."""
-    return min(fits.kv_cache_bytes, most_bytes(needs.kv_groups, asked))
+    return min(fits.kv_cache_bytes, kv_size.most_bytes(needs.cache_groups(asked), asked))

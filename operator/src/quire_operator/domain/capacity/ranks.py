@@ -5,7 +5,7 @@ fewer KV heads than ranks, several ranks keep the same head. With pipeline paral
 the others; the first one has the embedding table, the last one the LM head.
 """
 
-from quire_operator.domain.capacity.model_config import ModelConfig
+from quire_common.model_memory import ModelConfig
 from quire_operator.domain.resource.parallelism import MAX_SIZE, Parallelism
 
 

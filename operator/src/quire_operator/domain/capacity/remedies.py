@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from quire_common.kv_size import CacheLimits
+from quire_common.model_memory import ModelFacts
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall, fit, measure
-from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.resource import Parallelism, Spec
 
@@ -17,7 +16,7 @@ _TENSOR_SIZES = (2, 4, 8)
 def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall, *, shared: bool) -> list[str]:
     """Return changes, each of which is sufficient. ``shared`` is True if all replicas use the same memory."""
     advice: list[str] = []
-    one_sequence = sequence_bytes(needs.kv_groups, limits)
+    one_sequence = needs.sequence_bytes(limits)
     size = spec.engine.kv_cache.size_bytes
     if size is not None and small.kv_cache_bytes >= one_sequence:
         mebibytes = small.kv_cache_bytes // 2**20

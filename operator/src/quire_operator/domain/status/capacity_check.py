@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire_common.kv_size import CacheLimits
+from quire_common.model_memory import DTypeName, ModelConfig, ModelFacts
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import MIB
-from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.capacity.model_config import DTypeName, ModelConfig, ModelFacts
 from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.cluster_state.observed import Resource
@@ -151,8 +150,7 @@ def _sentence(
         *([f"draft model {format_bytes(needs.draft_bytes)}"] if needs.draft_bytes else []),
         f"working space {format_bytes(needs.workspace_bytes)}",
         *([f"swap space {format_bytes(needs.swap_bytes)}"] if needs.swap_bytes else []),
-        f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, asked))} for one sequence of "
-        f"{asked.sequence_tokens:,} tokens",
+        f"KV cache {format_bytes(needs.sequence_bytes(asked))} for one sequence of {asked.sequence_tokens:,} tokens",
     ]
     return (
         f"a replica needs {format_bytes(small.needed_bytes)} and {memory.where} is {format_bytes(memory.size_bytes)}"

@@ -1,43 +1,56 @@
-"""A reader of typed fields of a JSON object, which records each problem and continues with a harmless value."""
+"""A reader of typed fields of a config.json, which records each problem and continues with a harmless value."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 _SHOWN_CHARACTERS = 160
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_MAX_INT = 2**31 - 1
+"""Authors of configs are unknown: no size may make arithmetic slow."""
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
     """The fields of ``raw``. The value that a getter returns after a problem only helps to find further problems."""
 
-    raw: dict[str, Any]
+    raw: Mapping[str, Any]
     problems: list[str]
     prefix: str = ""
 
     def positive_int(self, name: str, default: int | None = None, *, most: int | None = None) -> int:
         value = self._get(name, default)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0 and (most is None or value <= most):
+        if type(value) is int and 0 < value <= (most or _MAX_INT):
             return value
-        self._note(name, value, "a whole number above 0 is needed" if most is None else f"1 to {most} is needed")
+        is_bounded = most is not None or (type(value) is int and value > _MAX_INT)
+        right = f"1 to {most or _MAX_INT} is needed" if is_bounded else "a whole number above 0 is needed"
+        self._note(name, value, right)
         return 1
 
     def natural_int(self, name: str, default: int | None = None) -> int:
         value = self._get(name, default)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if type(value) is int and 0 <= value <= _MAX_INT:
             return value
         self._note(name, value, "a whole number, 0 or more, is needed")
         return 0
 
-    def layer_types(self, layers: int) -> tuple[str, ...]:
+    def section(self, name: str) -> "Fields":
+        """Return the fields of a nested object, which is empty if absent."""
+        value = self._get(name, {})
+        if not isinstance(value, Mapping):
+            self._note(name, value, "an object is needed")
+            value = {}
+        return Fields(value, self.problems, f"{self.prefix}{name}.")
+
+    def layer_types(self, layers: int, kinds: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
         """Return the kind of attention of each layer; an empty tuple if ``layer_types`` is absent."""
         value = self.raw.get("layer_types")
         if value is None:
             return ()
-        if isinstance(value, list) and len(value) == layers and all(kind in _LAYER_TYPES for kind in value):
+        if isinstance(value, list) and len(value) == layers and all(kind in kinds for kind in value):
             return tuple(value)
-        self._note("layer_types", value, f"a list of {layers} of {', '.join(_LAYER_TYPES)} is needed")
+        self._note("layer_types", value, f"a list of {layers} of {', '.join(kinds)} is needed")
         return ()
 
     def positive_float(self, name: str, default: float | None = None) -> float:
