@@ -139,8 +139,9 @@ peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/comp
 	$(BIN)/python -m benchmarks.peers.install_transformers
 	$(BIN)/python -m benchmarks.peers.install_llama_cpp
 
-soak: $(VENV)/.dev ## Run long property tests (SOAK examples each) and outage tests with realistic durations
+soak: $(VENV)/.dev ## Run long property tests (SOAK examples each), every CPU level, and outage tests with realistic durations
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
+	QUIRE_EVERY_CPU_LEVEL=1 $(BIN)/pytest --timeout 0 tests/engine/cpu/test_each_level.py tests/kernels/test_levels.py
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 	$(BIN)/python -m benchmarks.serving.same_answers --requests 1000
 	PYTHONPATH=tests/support $(BIN)/python -m quire_parity.differential

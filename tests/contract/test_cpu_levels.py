@@ -3,7 +3,7 @@
 import pytest
 
 from quire_engine.cpu import limits
-from quire_engine.cpu.limits import Findings, claimed_trials, limit_cpu
+from quire_engine.cpu.limits import limit_cpu
 from quire_kernels.precompiled import LEVEL_VARIABLE
 from quire_kernels.precompiled.levels import LEVELS, CpuLevel
 
@@ -14,13 +14,12 @@ def test_engine_and_kernels_use_the_same_variable() -> None:
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_a_cpu_of_a_level_has_its_kernels(level: CpuLevel) -> None:
-    found = limit_cpu(Findings(claimed=claimed_trials(level.flags)), environment={})
+    found = limit_cpu(level.flags, environment={})
     assert found.kernels == level.name
 
 
 @pytest.mark.parametrize("option", limits.LEVELS)
 def test_kernels_of_a_limited_cpu_use_nothing_above_the_limit(option: limits.CpuLevel) -> None:
-    highest = claimed_trials(LEVELS[0].flags)
-    found = limit_cpu(Findings(claimed=highest), option=option, environment={})
-    used = claimed_trials(next(level.flags for level in LEVELS if level.name == found.kernels))
-    assert limit_cpu(Findings(claimed=used), environment={}).level == found.level
+    found = limit_cpu(LEVELS[0].flags, option=option, environment={})
+    used = next(level.flags for level in LEVELS if level.name == found.kernels)
+    assert limit_cpu(used, environment={}).level == found.level

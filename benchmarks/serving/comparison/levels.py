@@ -6,15 +6,15 @@ Everything except reading the features of this machine's CPU is pure.
 
 from typing import get_args
 
-from quire_engine.cpu.limits import KERNELS_VARIABLE, LEVELS, CpuLevel, Findings, claimed_trials, limit_cpu
-from quire_engine.cpu.machine import this_machine
+from quire_engine.cpu.limits import KERNELS_VARIABLE, LEVELS, CpuLevel, limit_cpu
+from quire_engine.kept import this_machine
 
 NAMES: tuple[CpuLevel, ...] = get_args(CpuLevel)
 
 
 def highest_level() -> CpuLevel:
     """Return the highest level of this machine's CPU. Raises ValueError below AVX2."""
-    level = limit_cpu(_findings(), environment={}).level
+    level = limit_cpu(this_machine().flags, environment={}).level
     if level is None:
         raise ValueError("this CPU has no AVX2, and no server here runs without it")
     return level
@@ -28,9 +28,5 @@ def check_level(level: CpuLevel) -> None:
 
 def library_variables(level: CpuLevel) -> dict[str, str]:
     """Return the variables that limit the libraries of a server that uses torch."""
-    limits = limit_cpu(_findings(), option=level, environment={})
+    limits = limit_cpu(this_machine().flags, option=level, environment={})
     return {name: value for name, value in limits.environment.items() if name != KERNELS_VARIABLE}
-
-
-def _findings() -> Findings:
-    return Findings(claimed=claimed_trials(this_machine().flags))

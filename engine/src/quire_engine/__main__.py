@@ -16,7 +16,7 @@ from quire_common.errors import ConfigurationError
 from quire_common.model_source import cache_home
 from quire_engine import __version__, flags
 from quire_engine.config import DeviceOptions, EngineConfig
-from quire_engine.cpu.choice import CpuChoice, find_out, report
+from quire_engine.cpu.choice import CpuChoice, CpuFindings, report
 from quire_engine.download import fetch_model, remote_source
 from quire_engine.errors import EngineStartError, FetchError, StartError
 from quire_engine.fetch.version_lock import hold
@@ -42,11 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     if "--flag-schema" in argv:
         print(json.dumps(FLAGS.schema(), indent=2))
         return 0
-    if argv == ["--cpu-report"]:
-        print(json.dumps(report(find_out(DeviceOptions()).choice()), indent=2))
-        return 0
     began = monotonic()
     try:
+        if argv == ["--cpu-report"]:
+            print(json.dumps(report(CpuFindings(DeviceOptions()).choice()), indent=2))
+            return 0
         config = flags.parse(argv, os.environ)
         config = _with_local_model(config)
         # Errors in flags, folder or port are reported before the libraries of the server are loaded.
@@ -61,18 +61,18 @@ def main(argv: list[str] | None = None) -> int:
         # One request's text is encoded on one core: more threads would compete with those of the engine.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         # torch takes longest: the engine process loads it while this one loads the tokenizer and the server. At the
-        # first start on a machine the CPU is tried meanwhile, and the engine process is started then.
-        finding = find_out(config.device)
+        # first start on a machine the CPU is tested meanwhile, and the engine process is started then.
+        findings = CpuFindings(config.device)
         with _ended_by_sigterm(), ExitStack() as stack:
-            cpu = finding.choice() if finding.is_known else None
+            cpu = findings.choice() if findings.is_known else None
             if config.parallel.node_rank:
-                return _serve_node(config, listener, stack, cpu or finding.choice(), began)
-            engine = stack.enter_context(_spawned(config, cpu)) if finding.is_known else None
+                return _serve_node(config, listener, stack, cpu or findings.choice(), began)
+            engine = stack.enter_context(_spawned(config, cpu)) if findings.is_known else None
             text = load_model_text(config.model.path, config.text, config.model.overrides)
             from quire_engine.server.serve import serve
 
             if engine is None:
-                cpu = finding.choice()
+                cpu = findings.choice()
                 engine = stack.enter_context(_spawned(config, cpu))
             return serve(config, folder, text, listener, spawned=engine, cpu=cpu, began=began)
     except KeyboardInterrupt:

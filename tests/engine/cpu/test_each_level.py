@@ -1,7 +1,7 @@
-"""The engine's tests at every lower CPU level that this machine supports, with the instructions of older CPUs.
+"""The engine's linear layers at lower CPU levels that this machine supports, with the instructions of older CPUs.
 
 The environment of a separate pytest sets the level as the engine does for its process. The machine code of each level
-is cached between runs.
+is cached between runs. ``tests/kernels/test_levels.py`` does the same for the kernels.
 """
 
 import os
@@ -11,36 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from quire_engine.config import DeviceOptions
-from quire_engine.cpu.choice import find_out
-from quire_engine.cpu.limits import LEVELS, CpuLevel
+from quire_engine import kept
+from quire_engine.cpu.limits import LEVELS, CpuLevel, limit_cpu
 from quire_engine.ipc.process import compute_environment
 
 ROOT = Path(__file__).parents[3]
-TESTS = (
-    "tests/engine/model/test_linear.py",
-    "tests/engine/parity/test_native_families.py",
-    "tests/kernels/test_packed_linear.py",
-)
+EVERY = bool(os.environ.get("QUIRE_EVERY_CPU_LEVEL"))
+TESTED = LEVELS[:-1] if EVERY else LEVELS[:1]
+TESTS = ("tests/engine/model/test_linear.py", *(("tests/engine/parity/test_native_families.py",) if EVERY else ()))
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("level", LEVELS)
-def test_engine_works_at_every_lower_cpu_level(level: CpuLevel, tmp_path: Path) -> None:
-    choice = find_out(DeviceOptions(cpu_level=level)).choice()
-    highest = find_out(DeviceOptions()).choice()
-    if choice is None or highest is None or highest.limits.level is None:
-        pytest.skip("this kind of machine has no levels")
-    if LEVELS.index(level) >= LEVELS.index(highest.limits.level):
-        pytest.skip(f"this CPU works up to {highest.limits.level}, at which all other tests run")
-    environment = compute_environment(2, {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, choice.limits)
-    environment["NUMBA_CACHE_DIR"] = str(_numba_folder())
+@pytest.mark.parametrize("level", TESTED)
+def test_linear_layers_are_right_at_a_lower_cpu_level(level: CpuLevel, tmp_path: Path) -> None:
+    limits = limit_cpu(kept.this_machine().flags, option=level, environment={})
+    if limits.level != level or not limits.left_out:
+        pytest.skip(f"this CPU has no level above {level}, at which all other tests run")
+    environment = compute_environment(2, {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}, limits)
+    environment["NUMBA_CACHE_DIR"] = os.environ.get("NUMBA_CACHE_DIR", str(kept.file_of("numba", "any").parent))
     command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS)
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-8000:]
-
-
-def _numba_folder() -> Path:
-    """Return the folder of machine code that every run on this machine shares; each level has a folder below it."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "quire" / "numba"

@@ -15,9 +15,8 @@ from process_ends import process_ends
 from quire_engine import kept
 from quire_engine.core.fake_runner import draw, next_digest
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.cpu.choice import CpuChoice
-from quire_engine.cpu.findings import KIND, KeptFindings
-from quire_engine.cpu.limits import CLAIMS, Findings
+from quire_engine.cpu.choice import KIND, CpuChoice
+from quire_engine.cpu.limits import KERNELS, Findings
 from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Submit
@@ -232,10 +231,9 @@ async def test_replacement_that_is_not_ready_in_time_fails_the_engine(
 
 @pytest.fixture
 def at_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuChoice:
-    """Return a CPU on which every trial succeeded."""
+    """Return a CPU whose self-test succeeded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = KeptFindings(facts=("a machine",), findings=Findings(claimed=tuple(CLAIMS)))
-    return CpuChoice(found, option="auto", environment={})
+    return CpuChoice(KERNELS[-1][2], Findings(facts=("a machine",)), option="auto", environment={})
 
 
 async def test_engine_killed_by_sigill_starts_at_lower_levels(
@@ -246,8 +244,8 @@ async def test_engine_killed_by_sigill_starts_at_lower_levels(
     assert await read_all(client.submit([1], sampling(5))) == expected([1], 5)
     assert client.restarts == 0
     assert client.cpu is not None and client.cpu.level == "avx512"
-    kept_findings = kept.read(KIND, ("a machine",), KeptFindings)
-    assert kept_findings is not None and kept_findings.died_at == ("amx", "avx512-bf16")
+    findings = kept.read(KIND, ("a machine",), Findings)
+    assert findings is not None and list(findings.failed) == ["amx", "avx512-bf16"]
     lowered = [record.args for record in caplog.records if record.levelname == "WARNING"]
     assert [args[1] for args in lowered if isinstance(args, tuple)] == ["avx512-bf16", "avx512"]
 

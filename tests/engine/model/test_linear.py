@@ -109,15 +109,6 @@ def test_backend_times_are_formatted_in_milliseconds() -> None:
     )
 
 
-@pytest.mark.parametrize(("trial", "way"), [("onednn-float32", "onednn float32"), ("other", None)])
-def test_backend_with_a_failed_trial_is_not_a_candidate(trial: str, way: str | None) -> None:
-    """The trial may have killed its process."""
-    everything = {each.name for each in candidates(torch.float32, may_round=True)}
-    assert everything - {each.name for each in candidates(torch.float32, may_round=True, avoid=(trial,))} == (
-        {way} & everything
-    )
-
-
 def test_own_kernel_is_a_candidate_in_float32() -> None:
     assert any(isinstance(way, FloatLinearBackend) for way in candidates(torch.float32))
     assert isinstance(choose_linear_backend(torch.float32, deterministic=True), FloatLinearBackend)

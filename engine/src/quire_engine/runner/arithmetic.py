@@ -15,7 +15,6 @@ import torch
 from quire_common.model_memory import DTypeName, compute_dtype
 from quire_engine import kept
 from quire_engine.config import DType, EngineConfig, Quantization
-from quire_engine.cpu.machine import this_machine
 from quire_engine.errors import EngineStartError
 from quire_engine.model.linear import LinearBackend, candidates, choose_linear_backend
 from quire_engine.model.linear.selection import ROWS, Times, cost, fastest, times_in_words
@@ -86,7 +85,7 @@ def choose_arithmetic(
         kv_cache_bytes=config.cache.kv_cache_memory_bytes,
         available_bytes=available_bytes,
     )
-    ways = ways_of(option, fast_bfloat16=fast_bfloat16, wide=wide, avoid=_avoided(config))
+    ways = ways_of(option, fast_bfloat16=fast_bfloat16, wide=wide)
     sizes = timed_sizes(layer_sizes(shape))
     timings = _timings(ways, sizes, shape, facts=_facts(config, option, sizes, shape, threads, ways), threads=threads)
     chosen = choose_way(ways, timings.linear, timings.attention, option)
@@ -103,7 +102,7 @@ def same_arithmetic(config: EngineConfig, dtype: str, backend: str) -> Arithmeti
     """
     if not _are_timed(config):
         return Arithmetic(dtype=_BY_NAME[dtype], backend=untimed_backend(config, _BY_NAME[dtype]))
-    known = candidates(_BY_NAME[dtype], may_round=True, avoid=_avoided(config))
+    known = candidates(_BY_NAME[dtype], may_round=True)
     found = next((candidate for candidate in known if candidate.name == backend), None)
     if found is None:
         raise EngineStartError(
@@ -119,10 +118,6 @@ def _are_timed(config: EngineConfig) -> bool:
     return not config.device.deterministic and config.model.quantization != "int8"
 
 
-def _avoided(config: EngineConfig) -> tuple[str, ...]:
-    return () if config.cpu is None else config.cpu.avoid
-
-
 def untimed_backend(config: EngineConfig, dtype: torch.dtype, device_type: str = "cpu") -> LinearBackend:
     """Return the backend that the options request, or the probably fastest one."""
     return choose_linear_backend(
@@ -130,13 +125,10 @@ def untimed_backend(config: EngineConfig, dtype: torch.dtype, device_type: str =
         device_type,
         deterministic=config.device.deterministic,
         quantization=config.model.quantization,
-        avoid=_avoided(config),
     )
 
 
-def ways_of(
-    option: DType, *, fast_bfloat16: bool, wide: bool = True, avoid: Sequence[str] = ()
-) -> tuple[LinearBackend, ...]:
+def ways_of(option: DType, *, fast_bfloat16: bool, wide: bool = True) -> tuple[LinearBackend, ...]:
     """Return the candidates to time, the probably fastest first.
 
     For a requested 16-bit type, float32 is included for comparison.
@@ -144,11 +136,11 @@ def ways_of(
     wide  whether there is enough memory for 32-bit types if 16 bits would suffice
     """
     if option == "float32":
-        return candidates(torch.float32, avoid=avoid)
+        return candidates(torch.float32)
     if option != "auto":
-        return (*candidates(_BY_NAME[option], avoid=avoid), candidates(torch.float32, avoid=avoid)[0])
-    short = candidates(torch.bfloat16, avoid=avoid) if fast_bfloat16 else ()
-    return (*short, *(candidates(torch.float32, may_round=True, avoid=avoid) if wide or not short else ()))
+        return (*candidates(_BY_NAME[option]), candidates(torch.float32)[0])
+    short = candidates(torch.bfloat16) if fast_bfloat16 else ()
+    return (*short, *(candidates(torch.float32, may_round=True) if wide or not short else ()))
 
 
 def choose_way(ways: Sequence[LinearBackend], linear: Times, attention: Times, option: DType) -> LinearBackend:
@@ -227,7 +219,7 @@ def _facts(
     """Return everything that determines the times."""
     limits = () if config.cpu is None else sorted(config.cpu.environment.items())
     return (
-        *this_machine().facts,
+        *kept.this_machine().facts,
         f"limits: {config.cpu and config.cpu.level} {limits}",
         f"ways: {option} {[way.name for way in ways]}",
         f"layer: {sizes}",

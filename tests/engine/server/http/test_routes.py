@@ -12,7 +12,7 @@ import pytest
 
 from quire_common.logs import log_handler, request_id
 from quire_engine.config import AccessOptions
-from quire_engine.cpu.limits import CpuLimits, LeftOut
+from quire_engine.cpu.limits import CpuLimits
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
@@ -158,10 +158,9 @@ async def test_version(serving: Serving) -> None:
 
 async def test_version_names_the_level_of_the_cpu(serving: Serving) -> None:
     async with serving() as server:
-        left_out = LeftOut(feature="avx512-bf16", reason="killed by SIGILL")
         environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
         server.engine.cpu = CpuLimits(
-            level="avx512", kernels="x86-64-v4", environment=environment, left_out=(left_out,)
+            level="avx512", kernels="x86-64-v4", environment=environment, left_out={"avx512-bf16": "killed by SIGILL"}
         )
         assert (await server.http.get("/version")).json()["cpu"] == {
             "level": "avx512",

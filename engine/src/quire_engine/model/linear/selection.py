@@ -6,7 +6,7 @@ The choice is a function of the times; ``timing`` measures them, ``runner.arithm
 import functools
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -44,14 +44,13 @@ def choose_linear_backend(
     *,
     deterministic: bool = False,
     quantization: Quantization = "none",
-    avoid: Collection[str] = (),
 ) -> LinearBackend:
     """Return the backend without timing: the probably fastest one for a dtype, or the requested one."""
     if quantization == "fp8":
         return Fp8LinearBackend(TorchLinearBackend(dtype))
     if device_type != "cpu":
         return DeterministicLinearBackend(dtype) if deterministic else TorchLinearBackend(dtype)
-    chosen = _same_bits(dtype) if deterministic else candidates(dtype, avoid=avoid)[0]
+    chosen = _same_bits(dtype) if deterministic else candidates(dtype)[0]
     if quantization != "int8":
         return chosen
     if not multiplies_bytes():
@@ -59,16 +58,13 @@ def choose_linear_backend(
     return Int8LinearBackend(chosen)
 
 
-def candidates(
-    dtype: torch.dtype, *, may_round: bool = False, avoid: Collection[str] = ()
-) -> tuple[LinearBackend, ...]:
+def candidates(dtype: torch.dtype, *, may_round: bool = False) -> tuple[LinearBackend, ...]:
     """Return the backends that support this dtype here, the probably fastest first.
 
     may_round  float32 weights may be stored in float16, because float32 was not requested
-    avoid      trials of ``quire_engine.cpu`` that failed: their code must not run here
     """
     found: list[LinearBackend] = []
-    if f"onednn-{str(dtype).removeprefix('torch.')}" not in avoid and _packs(dtype):
+    if _packs(dtype):
         found.append(OneDnnLinearBackend(dtype))
     if (own := _own(dtype)) is not None:
         found.append(own)
@@ -116,7 +112,7 @@ def times_in_words(times: Times) -> str:
 def _packs(dtype: torch.dtype) -> bool:
     """Return whether oneDNN packs weights of this type for this CPU and its limits, which only a call can show.
 
-    Whether its results are correct was tried in child programs (``quire_engine.cpu``).
+    Whether its results are right was tested in a child program (``quire_engine.cpu``).
     """
     if dtype == torch.float16 or not torch.backends.mkldnn.is_available():
         return False
