@@ -246,7 +246,7 @@ async def test_dropped_idle_connection_is_retried_at_once(start_gateway):
     server.close()
 
 
-async def test_replica_that_is_gone_after_it_closed_a_reused_connection_died(gateway):
+async def test_replica_gone_after_it_closed_a_reused_connection_died(gateway):
     """Two such replicas make the request fail, though neither left a trace on a new connection."""
     servers: dict[str, asyncio.Server] = {}
 

@@ -35,7 +35,8 @@ def says(prompt: str) -> str:
 
 def forced(grammar: str) -> str:
     """Return what a model under the grammar writes: an object, or an array with a call of the tool that it names."""
-    name = re.search(r'"const": "([^"]+)"', grammar)
+    rules = "\n".join(part.get("lark_grammar", "") for part in json.loads(grammar)["grammars"])
+    name = re.search(r'^T\d+: "\\"(\w+)\\""$', rules, re.MULTILINE)
     return json.dumps(SKY if name is None else [{"name": name[1], "parameters": SKY}])
 
 
