@@ -57,11 +57,6 @@ class OpenStream:
         return self._facts is not None
 
     @property
-    def has_tokens(self) -> bool:
-        """True if another replica can continue it after tokens that the client has."""
-        return self.is_resumable and bool(self._tokens)
-
-    @property
     def may_move(self) -> bool:
         """True if another replica can continue it and it is worth it: its last token was not sampled yet."""
         return self.is_resumable and not self._is_finished

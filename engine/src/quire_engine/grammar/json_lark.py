@@ -126,7 +126,7 @@ class _Writer:
         return "\n".join([*head, *(f"{name}: {body}" for name, body in self._rules.items()), ""])
 
     def _named(self, key: Any, kind: str, body: Callable[[], str]) -> str:
-        """Return the rule or terminal with a key, and write it where there is none yet."""
+        """Return the rule or terminal with a key; write it at the first call."""
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"{kind}{len(self._names)}"
