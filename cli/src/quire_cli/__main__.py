@@ -1,7 +1,7 @@
 """The start and the end of the ``quire`` command, so that Ctrl-C never ends in a traceback.
 
-The imports take a second, or several on a busy machine, and the interpreter takes a moment to end. During both, Ctrl-C
-ends the process at once, as it does for any program. In between the command handles it.
+The first imports take a moment, or seconds on a busy machine, and so does the end of the interpreter. During both,
+Ctrl-C ends the process at once, as it does for any program. In between the command handles it.
 """
 
 import signal

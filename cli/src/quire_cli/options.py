@@ -1,12 +1,17 @@
-"""Parts of options that several commands share."""
+"""Parts of the command line that several commands share: kinds of options, and the output."""
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from quire_common.names import is_http_url
 from quire_common.quantities import parse_duration_seconds
+
+_PLAIN_WIDTH = 120
 
 
 def _seconds(text: str) -> float:
@@ -34,3 +39,14 @@ def section(title: str, *, show_default: bool = True) -> Callable[..., Any]:
         return typer.Option(*names, help=help, rich_help_panel=title, **{"show_default": show_default, **more})
 
     return option
+
+
+def plain_console() -> Console:
+    """Return a console as wide as the terminal, and with a fixed width in a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def discard_output() -> None:
+    """Keep the interpreter from writing again to a pipe without a reader, or to a full disk."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_quire import run_quire
 
-from quire_cli import app as cli
+from quire_cli.local import command
 from quire_cli.local.machine import Machine
 
 DOCUMENT = """\
@@ -59,6 +61,22 @@ def test_help_shows_a_command_to_copy(quire: Quire, args: tuple[str, ...]) -> No
     _, out, err = quire(*args)
     assert "quire " + (args[0] if args else "up") + " " in out + err
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("command", ["up", "plan", "explain", "top", "simulate"])
+def test_list_of_commands_has_the_first_sentence_of_each(quire: Quire, command: str) -> None:
+    _, listed, _ = quire("--help")
+    _, own, _ = quire(command, "--help")
+    words = " ".join(listed.replace("│", " ").split())
+    summary = words.split(f" {command} ")[-1].split(". ")[0].split(", ")[0]
+    assert summary in " ".join(own.split())
+
+
+def test_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys, quire_cli.app; print([name for name in ('aiohttp', 'httpx', 'kubernetes') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_version(quire: Quire) -> None:
@@ -234,7 +252,7 @@ def test_plan_counts_the_draft_model(quire: Quire) -> None:
 def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is divided among the replicas of all LLMDeployments of the file."""
     machine = Machine(memory_bytes=24 * 2**30, cpus=2, gpu_memory_bytes=(), multiplies_bfloat16=True)
-    monkeypatch.setattr(cli, "this_machine", lambda: machine)
+    monkeypatch.setattr(command, "this_machine", lambda: machine)
     one = DOCUMENT % (", maxModelLength: 512, dtype: BFloat16", "")
     write(one)
     code, out, _ = quire("plan", "-f", "f.yaml")

@@ -78,7 +78,7 @@ async def quire(tmp_path: Path) -> AsyncIterator[Quire]:
     file.write_text(DOCUMENT)
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "quire_cli.app", "up", "-f", str(file), "--port", str(port)),
+        *(sys.executable, "-m", "quire_cli", "up", "-f", str(file), "--port", str(port)),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, **environ},
     )

@@ -20,12 +20,11 @@ from quire_cli.inspection.screen import (
     RunOption,
     now,
     of_place,
-    plain_console,
     redrawn,
     until_interrupted,
 )
 from quire_cli.inspection.where import Where
-from quire_cli.options import URL
+from quire_cli.options import URL, plain_console
 from quire_operator.domain.autoscaling.ticks import Log
 from quire_operator.ports import ClusterError
 

@@ -1,8 +1,6 @@
 """Shared parts of ``quire explain`` and ``quire top``: options, redrawing in place, output to a pipe."""
 
 import asyncio
-import os
-import sys
 from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,9 +9,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.live import Live
 
-from quire_cli.options import section
-
-_PLAIN_WIDTH = 120
+from quire_cli.options import discard_output, section
 
 of_place = section("Cluster or local run")
 
@@ -32,12 +28,6 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def plain_console() -> Console:
-    """Return a console as wide as the terminal, and with a fixed width in a pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
-
-
 def redrawn(console: Console) -> Live:
     """Return a screen on a terminal that is redrawn in place and stays when the command ends."""
     return Live(console=console, auto_refresh=False, vertical_overflow="crop")
@@ -50,4 +40,4 @@ def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # as after `quire top --json | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()

@@ -21,14 +21,13 @@ from quire_cli.inspection.screen import (
     RunOption,
     now,
     of_place,
-    plain_console,
     redrawn,
     until_interrupted,
 )
 from quire_cli.inspection.top_sources import ClusterFleet, FleetSource, RunFleet
 from quire_cli.inspection.where import Where, open_target
 from quire_cli.local.runs import Run
-from quire_cli.options import URL
+from quire_cli.options import URL, plain_console
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.ports import ClusterError
 

@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
-from quire_cli.inspection.screen import plain_console
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import Document, read_manifests
 from quire_cli.local.machine import this_machine
 from quire_cli.local.model_store import ModelStore
-from quire_cli.options import DURATION, section
+from quire_cli.options import DURATION, plain_console, section
 from quire_cli.result_files import results_problem
 from quire_cli.simulation import report, speed
 from quire_cli.simulation.run import LATE_SECONDS, SimulatedRun
