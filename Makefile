@@ -34,12 +34,13 @@ EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_parts.py tests/gateway/test_routing.py \
   $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
   tests/cli/inspection tests/tools
-# The two halves of `make test`, which run at the same time.
+# The two parts of `make test`, and the markers of the tests that it leaves out.
+LOCAL := not cluster and not clients
 ENGINE_TESTS := tests/engine
 OTHER_TESTS := $(filter-out $(ENGINE_TESTS) tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test test-engine test-others test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs lock clean
+.PHONY: help setup setup-dev up test test-engine test-others test-fast test-cluster test-clients e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs lock clean
 
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -74,15 +75,20 @@ $(CLIENTS)/.done: $(BIN)/uv requirements/clients.lock
 up: $(VENV)/.runtime ## Serve FILE (default examples/demo.yaml) locally on PORT; Ctrl-C drains and stops
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
-test: $(VENV)/.dev $(CLIENTS)/.done lint ## Run all checks and tests; two halves of them run at the same time
-	$(MAKE) --no-print-directory -j2 test-engine test-others
+test: $(VENV)/.dev $(CLIENTS)/.done ## Run the checks and all tests that need neither an API server nor Go nor root (12 minutes on two cores)
+	$(MAKE) --no-print-directory -j2 lint test-engine test-others
 
-test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the tests of the engine
-	@set -o pipefail; $(BIN)/pytest $(ENGINE_TESTS) | sed -u 's/^/engine | /'
+test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the part of `make test` that tests the engine
+	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' $(ENGINE_TESTS) | sed -u 's/^/engine | /'
 
-test-others: $(VENV)/.dev $(CLIENTS)/.done kernels-interpreted kernels-aot ## Test and compile the Triton kernels; run the tests of all other parts
-	$(MAKE) --no-print-directory kernels-aot TRITON=3.6 AOT_TARGETS=sm_90
-	@set -o pipefail; $(BIN)/pytest $(OTHER_TESTS) | sed -u 's/^/others | /'
+test-others: $(VENV)/.dev ## Run the part of `make test` that tests all other distributions
+	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' $(OTHER_TESTS) | sed -u 's/^/others | /'
+
+test-cluster: $(VENV)/.dev ## Run the tests that need a real API server, helm or Prometheus, which are built and fetched the first time
+	@set -o pipefail; $(BIN)/pytest -m cluster $(OTHER_TESTS) | sed -u 's/^/cluster | /'
+
+test-clients: $(VENV)/.dev $(CLIENTS)/.done ## Run client libraries other than those of OpenAI and Anthropic against the server
+	$(BIN)/pytest -m clients tests/engine/clients tests/engine/server/openai
 
 test-fast: $(VENV)/.dev ## Run the tests of pure logic, without torch, servers and Kubernetes (under two minutes)
 	$(BIN)/pytest -q -m 'not slow' -p no:cacheprovider $(FAST)

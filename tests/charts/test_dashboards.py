@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ WIDTH = 24
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedPrometheus]:
+def prometheus(
+    prometheus_programs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RecordedPrometheus]:
     prometheus = RecordedPrometheus(recording.openmetrics(), tmp_path_factory.mktemp("prometheus"))
     yield prometheus
     prometheus.close()

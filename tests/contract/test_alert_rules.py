@@ -120,11 +120,13 @@ def tried(folder: Path, spec: Spec, cases: Mapping[str, Case]) -> subprocess.Com
     return promtool("test", "rules", "tests.yaml", folder=folder)
 
 
+@pytest.mark.cluster
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     done = tried(tmp_path, spec_of("1s"), CASES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("threshold", "alerts"), [("300ms", {LATE}), ("600ms", set())])
 def test_a_threshold_between_two_buckets_is_met_within_a_bucket(
     tmp_path: Path, threshold: str, alerts: set[str]
@@ -134,6 +136,7 @@ def test_a_threshold_between_two_buckets_is_met_within_a_bucket(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.cluster
 def test_prometheus_accepts_the_rules_with_their_texts(tmp_path: Path) -> None:
     file = rule_file(tmp_path, spec_of("1s"))
     done = promtool("check", "rules", "--lint=all", "--lint-fatal", file.name, folder=tmp_path)

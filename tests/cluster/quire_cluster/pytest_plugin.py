@@ -19,6 +19,7 @@ from quire_cluster import group_controller as group_controller_module
 from quire_cluster.binaries import HELM, KSTATUS, KUBE_SCORE, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.crds import wait_established
+from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
 from quire_cluster.group_controller import GroupController
 from quire_cluster.progress import Progress
@@ -26,10 +27,11 @@ from quire_cluster.progress import Progress
 FIXTURES: Final = frozenset(
     {
         *("cluster_binaries", "api_server", "crd_server", "fake_nodes", "group_controller"),
-        *("kstatus_program", "kube_score", "namespace"),
+        *("kstatus_program", "kube_score", "namespace", "prometheus_programs"),
     }
 )
 CRDS: Final = Path(__file__).parents[3] / "crds"
+BUILD_NO_SERVER: Final = frozenset({"kstatus_program", "prometheus_programs"})
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
 
@@ -47,10 +49,10 @@ def _fixtures(item: pytest.Item) -> frozenset[str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = {name for item in session.items if item.get_closest_marker("cluster") for name in _fixtures(item)}
-    if not wanted or session.config.option.collectonly:
+    if not wanted - {"prometheus_programs"} or session.config.option.collectonly:
         return
     programs: set[str] = set(KSTATUS.programs if "kstatus_program" in wanted else ())
-    if wanted != {"kstatus_program"}:
+    if wanted - BUILD_NO_SERVER:
         more = {
             "fake_nodes": fake.PROGRAMS,
             "group_controller": group_controller_module.PROGRAMS,
@@ -83,6 +85,15 @@ def cluster_binaries(request: pytest.FixtureRequest) -> Binaries:
 def kstatus_program(request: pytest.FixtureRequest) -> Path:
     """Return the program that computes the status of objects with the library kstatus."""
     return _built(request)["kstatus"]
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs() -> Binaries:
+    """Return the locations of prometheus and promtool."""
+    try:
+        return debian_programs("prometheus", ("prometheus", "promtool"))
+    except ClusterError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 def _built(request: pytest.FixtureRequest) -> Binaries:

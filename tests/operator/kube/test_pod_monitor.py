@@ -7,7 +7,7 @@ the PodMonitor's selector, endpoints and podTargetLabels.
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from aiohttp import web
 from kube_support.operators import Namespace, OperatorProcess
 from specs import valid_spec
 
-from quire_cluster.debian import debian_programs
-from quire_cluster.errors import ClusterError
 from quire_cluster.ports import free_ports
 from quire_common.contract import engine as engine_names
 from quire_operator.adapters.metrics.prometheus import Prometheus
@@ -96,17 +94,15 @@ def page_port() -> int:
 
 
 @pytest.fixture
-def prometheus(replica: dict[str, Any], page_port: int, tmp_path: Path) -> Iterator[str]:
+def prometheus(
+    prometheus_programs: Mapping[str, Path], replica: dict[str, Any], page_port: int, tmp_path: Path
+) -> Iterator[str]:
     """Yield its address."""
-    try:
-        program = debian_programs("prometheus", ("prometheus", "promtool"))["prometheus"]
-    except ClusterError as error:
-        pytest.fail(str(error), pytrace=False)
     monitor: Any = monitoring.pod_monitor(Monitoring(), selector=all_tracks("scraped"))
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({"scrape_configs": [scrape_config(monitor, discovered(replica, page_port))]}))
     (port,) = free_ports(1)
-    argv = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    argv = [prometheus_programs["prometheus"], f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
     yield f"http://127.0.0.1:{port}"

@@ -3,26 +3,16 @@
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import httpx
 import pytest
 from aiohttp import web
 
-from quire_cluster.debian import debian_programs
-from quire_cluster.errors import ClusterError
 from quire_cluster.ports import free_ports
 
 SCRAPE_INTERVAL = "200ms"
-
-
-@pytest.fixture(scope="session")
-def prometheus_program() -> Path:
-    try:
-        return debian_programs("prometheus", ("prometheus", "promtool"))["prometheus"]
-    except ClusterError as error:
-        pytest.fail(str(error), pytrace=False)
 
 
 class Engine:
@@ -125,8 +115,8 @@ scrape_configs:
 
 
 @pytest.fixture
-async def server(prometheus_program: Path, tmp_path: Path) -> AsyncIterator[PrometheusServer]:
-    prometheus = PrometheusServer(prometheus_program, tmp_path)
+async def server(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> AsyncIterator[PrometheusServer]:
+    prometheus = PrometheusServer(prometheus_programs["prometheus"], tmp_path)
     await prometheus.start()
     yield prometheus
     prometheus.kill()

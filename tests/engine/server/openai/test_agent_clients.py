@@ -79,10 +79,15 @@ async def run_script(script: str, address: str, calls: int) -> None:
     ("script", "calls"),
     [
         ("openai_tools_calls.py", 7),
-        ("openai_agents_calls.py", 6),
-        ("pydantic_ai_calls.py", 8),
-        ("instructor_calls.py", 8),
-        ("agent_frameworks_calls.py", 13),
+        *(
+            pytest.param(script, calls, marks=pytest.mark.clients)
+            for script, calls in [
+                ("openai_agents_calls.py", 6),
+                ("pydantic_ai_calls.py", 8),
+                ("instructor_calls.py", 8),
+                ("agent_frameworks_calls.py", 13),
+            ]
+        ),
     ],
 )
 async def test_agents_call_tools_and_get_types(

@@ -1,10 +1,8 @@
 """Tools and reasoning in chats: what reaches the template, what clients get, streamed and not, and what is refused."""
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -194,27 +192,6 @@ async def test_ids_have_the_length_that_mistral_demands(serving: Serving) -> Non
     async with serving('[TOOL_CALLS]f{"a": 1}', template="{{ tools }} [TOOL_CALLS]") as server:
         (call,) = (await server.chat(tools=[WEATHER])).json()["choices"][0]["message"]["tool_calls"]
         assert len(call["id"]) == 9 and call["id"].isalnum()
-
-
-CLIENTS = Path(__file__).parents[2] / "clients" / "scripts"
-PYTHON = Path(__file__).parents[4] / ".venv-clients" / "bin" / "python"
-
-
-async def test_langchain_calls_tools_unchanged(serving: Serving) -> None:
-    """LangChain calls a tool and sends its result, streamed and not."""
-
-    def says(prompt: str) -> str:
-        return "It rains in Paris." if "<tool>" in prompt else "Let me look. " + CALL
-
-    async with serving(says, template=TEMPLATE) as server:
-        assert PYTHON.is_file(), "there is no .venv-clients: run make setup-dev"
-        script = str(CLIENTS / "tool_calls.py")
-        client = await asyncio.create_subprocess_exec(
-            *(str(PYTHON), script, server.address), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        written, errors = await client.communicate()
-        assert client.returncode == 0, f"after {written.decode().split()}:\n{errors.decode()[-3000:]}"
-        assert len(written.decode().split()) == 2
 
 
 # --- calls that a grammar forces ---
