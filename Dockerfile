@@ -90,20 +90,6 @@ COPY kernels/src/quire_kernels /src/quire_kernels
 RUN mv /src/quire_kernels "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
     && python -m quire_kernels.precompile --out /precompiled-kernels
 
-# Triton's kernels for popular model shapes and the GPUs of TRITON_TARGETS (compute capabilities; empty: none), at their final
-# path, under the keys that a start on such a GPU looks for. No kernel runs here, and no GPU is needed. An image for
-# CPUs only (COMPILER=) has none.
-FROM engine-dependencies AS engine-triton-kernels
-ARG COMPILER="gcc libc6-dev"
-ARG TRITON_TARGETS="80 86 89 90 100 120"
-COPY --from=engine-code /code /opt/quire
-RUN mkdir -p /opt/quire/share/precompiled-triton \
-    && if [ -n "${COMPILER}" ] && [ -n "${TRITON_TARGETS}" ] && python -c 'import triton'; then \
-      export TRITON_CACHE_DIR=/opt/quire/share/precompiled-triton \
-      && python -m quire_engine.runner.device.precompile --capability ${TRITON_TARGETS} \
-      && python -m quire_engine.runner.device.precompile --capability ${TRITON_TARGETS} --check; \
-    fi
-
 FROM tools AS operator-code
 COPY common common
 COPY operator operator
@@ -132,8 +118,6 @@ COPY examples/models/quire-demo-tools /models/models/quire-demo-tools
 COPY examples/models/adapters /models/models/adapters
 ENV QUIRE_PRECOMPILED_KERNELS=/opt/quire/share/precompiled-kernels
 COPY --from=engine-kernels /precompiled-kernels /opt/quire/share/precompiled-kernels
-ENV QUIRE_PRECOMPILED_TRITON=/opt/quire/share/precompiled-triton
-COPY --from=engine-triton-kernels /opt/quire/share/precompiled-triton /opt/quire/share/precompiled-triton
 COPY --from=engine-code /code /opt/quire
 USER 65532:65532
 EXPOSE 8000

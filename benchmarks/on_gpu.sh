@@ -2,12 +2,10 @@
 # Everything that needs a GPU, one part at a time: tests, kernels, serving, tune; or all of them.
 #
 #   bash benchmarks/on_gpu.sh [tests|kernels|serving|tune|all] ...
-#   STAND_IN=90 bash benchmarks/on_gpu.sh ...    # rehearse it without a GPU, for compute capability 9.0
 #
 # Runs from a checkout with nothing installed but Python, torch, Triton, transformers and numpy (pytest for the tests):
 # the HTTP stack is not needed. Each part ends within PART_SECONDS (540); kernels, serving and tune leave their results
 # in OUT (out/gpu) after each case, so a part that is cut short still tells. Fails if a part failed.
-# A rehearsal runs each part over a stand-in for the driver, and prints what it leaves out; STAND_IN_OPS limits the ops.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -26,37 +24,15 @@ run_pytest() {
   timeout "$PART_SECONDS" "$PYTHON" -m pytest -c benchmarks/on_gpu.ini --rootdir "$here" -p no:cacheprovider "$@"
 }
 
-STAND_IN=${STAND_IN:-}
-rehearse() {
-  local part=$1
-  shift
-  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.stand_in.rehearse "$part" --capability "$STAND_IN" "$@"
-}
-
-# shellcheck disable=SC2086 # a list of ops
-rehearse_kernels() { rehearse kernels ${STAND_IN_OPS:+--op $STAND_IN_OPS}; }
-# shellcheck disable=SC2086
-rehearse_tune() { rehearse tune ${STAND_IN_OPS:+--op $STAND_IN_OPS}; }
-rehearse_serving() { rehearse serving; }
-rehearse_tests() {
-  echo "Left out: running the tests, whose values need a GPU or Triton's interpreter (make kernels-interpreted)."
-  echo "They are imported and listed:"
-  export TRITON_INTERPRET=1
-  part_tests --collect-only -q
-  local failed=$?
-  unset TRITON_INTERPRET
-  return $failed
-}
-
 part_tests() {
   if ! "$PYTHON" -c 'import pytest' 2>/dev/null; then
     echo "pytest is not installed here: the tests are skipped (benchmarks/gpu_bundle.sh carries it)"
     return 0
   fi
   local failed=0
-  run_pytest --confcutdir tests/kernels tests/kernels/ops tests/kernels/triton "$@" || failed=1
+  run_pytest --confcutdir tests/kernels tests/kernels/ops tests/kernels/triton || failed=1
   if [ -d tests/engine/triton ]; then
-    run_pytest --confcutdir tests/engine/triton tests/engine/triton "$@" || failed=1
+    run_pytest --confcutdir tests/engine/triton tests/engine/triton || failed=1
   fi
   return $failed
 }
@@ -84,11 +60,7 @@ for part in "${parts[@]}"; do
     ;;
   esac
 done
-action=part
-if [ -n "$STAND_IN" ]; then
-  echo "rehearsal over a stand-in for a GPU of compute capability $STAND_IN: nothing runs on a device"
-  action=rehearse
-elif ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   echo "$0: $PYTHON sees no GPU here (torch.cuda.is_available() is false, or there is no torch)" >&2
   exit 2
 fi
@@ -96,7 +68,7 @@ failed=()
 for part in "${parts[@]}"; do
   echo "==> $part"
   began=$SECONDS
-  "${action}_$part" || failed+=("$part")
+  "part_$part" || failed+=("$part")
   echo "==> $part took $((SECONDS - began)) s"
 done
 if [ ${#failed[@]} -gt 0 ]; then

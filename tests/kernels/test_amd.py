@@ -1,13 +1,16 @@
 """AMD's GPUs: what the kernels accept by architecture, and launches that are compiled for one and not run."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
+
+from gpu_stand_in import cpu_device
 
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.errors import UnsupportedDeviceError
@@ -17,8 +20,8 @@ from quire_kernels.triton_runtime.target import AMD_ARCHITECTURES, Target
 CPU = torch.device("cpu")
 LAUNCH = """
 import torch
+from gpu_stand_in import standing_in
 from quire_kernels.rms_norm import rms_norm
-from quire_kernels.triton_runtime.stand_in import standing_in
 
 seen = []
 with standing_in("gfx942") as stand_in:
@@ -28,12 +31,6 @@ with standing_in("gfx942") as stand_in:
         rms_norm(rows, rows[0].clone(), 1e-5)
 print([(launched.kernel, launched.arguments["rows"]) for launched in seen])
 """
-
-
-@pytest.fixture
-def stands_in() -> Iterator[None]:
-    yield
-    device.stand_in(None)
 
 
 def properties(amd: str) -> device.DeviceProperties:
@@ -56,17 +53,15 @@ def properties(amd: str) -> device.DeviceProperties:
         ),
     ],
 )
-def test_architecture_decides_on_amd_gpus(
-    stands_in: None, amd: str, problem: str | None, fp8_problem: str | None
-) -> None:
-    device.stand_in(properties(amd))
-    assert device.target_of(CPU) == Target(0, "AMD Instinct", amd)
-    for check, expected in ((device.require_device, problem), (device.require_fp8, fp8_problem)):
-        if expected is None:
-            check("op", CPU)
-        else:
-            with pytest.raises(UnsupportedDeviceError, match=expected):
+def test_architecture_decides_on_amd_gpus(amd: str, problem: str | None, fp8_problem: str | None) -> None:
+    with cpu_device(properties(amd)):
+        assert device.target_of(CPU) == Target(0, "AMD Instinct", amd)
+        for check, expected in ((device.require_device, problem), (device.require_fp8, fp8_problem)):
+            if expected is None:
                 check("op", CPU)
+            else:
+                with pytest.raises(UnsupportedDeviceError, match=expected):
+                    check("op", CPU)
 
 
 def test_all_architectures_have_launch_bounds() -> None:
@@ -79,6 +74,8 @@ def test_all_architectures_have_launch_bounds() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="compiles kernels")
 @pytest.mark.timeout(600)
 def test_launch_for_amd_matches_compiled_signature() -> None:
-    done = subprocess.run([sys.executable, "-c", LAUNCH], capture_output=True, text=True, timeout=500, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    command = [sys.executable, "-c", LAUNCH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[('_rms_norm_kernel', 4), ('_rms_norm_kernel', 4)]"

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.kernels import aot_bounds
 from benchmarks.kernels.aot_bounds import Bounds, Measured
-from benchmarks.kernels.inner_loops import inner_loops
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.triton_runtime.target import Target
 
@@ -75,13 +74,6 @@ def test_a_case_that_does_not_fit_its_kernel_is_refused(changes: dict[str, objec
 
     with pytest.raises(AotError, match=words):
         compile_case("scale", replace(CASE, **changes), Target(90))  # type: ignore[arg-type]
-
-
-def test_instructions_of_innermost_loops_are_counted() -> None:
-    lines = ["MOV R1, c[0x0][0x28]", "LDG R2, [R4]", "HMMA R8, R2", "@!PT LDS RZ, [RZ]", "@P0 BRA 0x10", "@P1 BRA 0x10"]
-    text = "\n".join(f"        /*{16 * place:04x}*/   {line} ;" for place, line in enumerate(lines))
-    (loop,) = inner_loops(text)
-    assert loop == {"LDG": 1, "HMMA": 1, "LDS": 1, "BRA": 1}
 
 
 # --- bounds ---

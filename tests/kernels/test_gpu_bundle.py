@@ -1,7 +1,6 @@
 """The bundle for a GPU machine is complete: unpacked elsewhere, its tests are found and its commands start."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,24 +65,3 @@ def test_every_test_of_the_bundle_is_found_and_can_be_imported(bundle: Path, tes
 def test_every_command_of_the_bundle_prints_its_usage(bundle: Path, command: str) -> None:
     result = run(bundle, "-m", command, "--help")
     assert result.returncode == 0 and result.stdout.startswith(f"usage: {command.rpartition('.')[2]}.py"), result.stderr
-
-
-@pytest.mark.skipif(INTERPRETED, reason="compiles kernels")
-def test_script_is_rehearsed_from_a_bundle_in_an_empty_folder(bundle: Path) -> None:
-    pytest.importorskip("triton", reason="torch's CPU build comes without triton")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(bundle.parent), "PYTHON": sys.executable}
-    # Another test lists the tests; the part tune compiles a kernel for every configuration, which takes a minute.
-    result = subprocess.run(
-        ["bash", "benchmarks/on_gpu.sh", "kernels", "serving"],
-        cwd=bundle,
-        env={**environment, "STAND_IN": "90", "STAND_IN_OPS": "rms_norm", "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("Left out: ") == 2
-    counts = dict(re.findall(r"^ (\S[^│\n]*?) +│ +(\d+)", result.stdout, re.MULTILINE))
-    assert counts["rms_norm: 3 x 96 with residual"] == "1"
-    assert (counts["requests answered"], counts["output tokens"]) == ("8", "64") and counts["graphs replayed"] != "0"

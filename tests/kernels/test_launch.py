@@ -14,12 +14,13 @@ from quire_kernels.dispatch import INTERPRETED
 triton = pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 tl = triton.language
 
+from gpu_stand_in import Launched, LaunchError, StandIn, standing_in  # noqa: E402
+
 from quire_kernels.rms_norm import rms_norm  # noqa: E402
 from quire_kernels.triton_runtime import config  # noqa: E402
 from quire_kernels.triton_runtime.config import LaunchConfig  # noqa: E402
 from quire_kernels.triton_runtime.debug import kernel  # noqa: E402
 from quire_kernels.triton_runtime.launch import Launch  # noqa: E402
-from quire_kernels.triton_runtime.stand_in import Launched, LaunchError, StandIn, standing_in  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles kernels")
 

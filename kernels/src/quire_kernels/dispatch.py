@@ -3,9 +3,6 @@
 Triton runs on CUDA devices. With ``TRITON_INTERPRET=1`` in the environment it interprets, and this process then runs
 the kernels on CPU tensors too, so that all layers above can be tested without a GPU. Triton reads the variable when a
 kernel is defined, so the choice is fixed when the process starts.
-
-A process can also launch compiled kernels on CPU tensors, with a stand-in for the driver of a GPU that runs nothing:
-see ``triton_runtime.stand_in``.
 """
 
 import functools
@@ -17,18 +14,9 @@ from quire_kernels.errors import UnsupportedDeviceError
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-_stands_in = False
-
-
-def stand_in(active: bool) -> None:
-    """Let ops launch compiled Triton kernels on CPU tensors, for a driver that only records the launches, or not."""
-    global _stands_in
-    _stands_in = active
-    implementation.cache_clear()
-
 
 def runs_triton(device_type: str) -> bool:
-    return device_type == "cuda" or ((INTERPRETED or _stands_in) and device_type == "cpu")
+    return device_type == "cuda" or (INTERPRETED and device_type == "cpu")
 
 
 @functools.cache

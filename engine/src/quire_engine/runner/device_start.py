@@ -33,7 +33,6 @@ from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import MemoryUse
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
-from quire_kernels.triton_runtime.shipped import link_shipped_kernels
 
 if TYPE_CHECKING:
     from quire_engine.runner.parallel.group import RankGroup
@@ -81,8 +80,6 @@ def start_on_device(
     Raise FlagsError if the KV cache would be too small, DeviceError if the GPU fails.
     """
     began = time.perf_counter()
-    if linked := link_shipped_kernels():
-        _log.info("found %d compiled Triton kernels in the image", linked)
     if group is not None:
         group.connect()
     uses = [] if memory is None else _measure_devices(config, model, sizes, memory, group)

@@ -32,7 +32,7 @@ class DeviceProperties:
 
 @dataclass(slots=True)
 class _CpuDevice:
-    """The GPU for which CPU tensors stand: Triton's interpreter, or a real one that is not present."""
+    """The GPU for which CPU tensors stand: Triton's interpreter, unless a test sets another."""
 
     properties: DeviceProperties
     target: Target
@@ -42,16 +42,6 @@ _INTERPRETED_DEVICE = DeviceProperties(
     name="interpreter", capability=(9, 0), multiprocessors=4, shared_memory_bytes=227 << 10
 )
 _cpu_device = _CpuDevice(properties=_INTERPRETED_DEVICE, target=INTERPRETER)
-
-
-def stand_in(properties: DeviceProperties | None) -> None:
-    """Let CPU tensors have the properties of a GPU (``triton_runtime.stand_in``), or with None the interpreter's."""
-    _cpu_device.properties, _cpu_device.target = _INTERPRETED_DEVICE, INTERPRETER
-    if properties is not None:
-        _cpu_device.properties = properties
-        _cpu_device.target = _target(properties)
-    for cached in (device_properties, target_of, require_fp8, _require_capability):
-        cached.cache_clear()
 
 
 @functools.cache

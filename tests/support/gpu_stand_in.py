@@ -3,14 +3,12 @@
 Within ``standing_in`` ops launch their Triton kernels on CPU tensors. Everything on the host is real: the checks of the
 ops, Triton's specialization and compilation, the cache of compiled kernels, the arguments of each launch. Only the
 launch itself is replaced: it compares the arguments with the signature for which the kernel was compiled, and reports
-them. With it a machine without a GPU can measure the host's time, rehearse a step, and fill a cache with the kernels
-that a GPU of another machine will use.
+them.
 
 A process can stand in for one kind of GPU, because Triton keeps what it compiled. Triton must not interpret in it
 (TRITON_INTERPRET).
 """
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,24 +84,51 @@ def standing_in(gpu: int | str) -> Iterator[StandIn]:
         raise KernelError(f"this process stood in for {next(iter(_states))}; another needs its own process")
     before = driver._active
     driver.set_active(_Driver(state))
-    device.stand_in(
-        device.DeviceProperties(
-            name=target.name,
-            capability=divmod(target.capability, 10),
-            amd=target.amd,
-            multiprocessors=_multiprocessors(target),
-            shared_memory_bytes=_shared_memory(target),
-        )
+    properties = device.DeviceProperties(
+        name=target.name,
+        capability=divmod(target.capability, 10),
+        amd=target.amd,
+        multiprocessors=_multiprocessors(target),
+        shared_memory_bytes=_shared_memory(target),
     )
-    dispatch.stand_in(True)
     try:
-        yield state
+        with cpu_device(properties), _triton_on_cpu():
+            yield state
     finally:
-        dispatch.stand_in(False)
-        device.stand_in(None)
         driver.set_active(before)
         config.forget()
         state.observe, state.current_stream, state.launches = None, lambda: 0, 0
+
+
+@contextmanager
+def cpu_device(properties: device.DeviceProperties) -> Iterator[None]:
+    """Let CPU tensors have the properties of a GPU instead of those of Triton's interpreter."""
+    here = device._cpu_device
+    before = here.properties, here.target
+    here.properties, here.target = properties, device._target(properties)
+    _forget_devices()
+    try:
+        yield
+    finally:
+        here.properties, here.target = before
+        _forget_devices()
+
+
+def _forget_devices() -> None:
+    for cached in (device.device_properties, device.target_of, device.require_fp8, device._require_capability):
+        cached.cache_clear()
+
+
+@contextmanager
+def _triton_on_cpu() -> Iterator[None]:
+    """Let ops launch Triton's kernels on CPU tensors."""
+    dispatch.INTERPRETED = True
+    dispatch.implementation.cache_clear()
+    try:
+        yield
+    finally:
+        dispatch.INTERPRETED = False
+        dispatch.implementation.cache_clear()
 
 
 def _multiprocessors(target: Target) -> int:
@@ -218,17 +243,6 @@ class _Launcher:
             num_warps=self._metadata.num_warps,
             shared_bytes=self._metadata.shared,
         )
-
-
-def first_tokens(launched: Launched) -> None:
-    """Write what a launch of sampling would: a token of each row, which is always 0."""
-    name, count = {
-        "_largest_kernel": ("tokens", launched.grid[0] * launched.grid[1]),
-        "_first_kernel": ("drawn", launched.grid[0]),
-        "_draw_kernel": ("drawn", launched.grid[0]),
-    }.get(launched.kernel, ("", 0))
-    if count:
-        ctypes.memset(int(launched.arguments[name]), 0, 8 * count)
 
 
 def _problem(kind: str, value: object, *, divisible: bool) -> str | None:
