@@ -87,7 +87,7 @@ async def measure_template(template: Path, count: int, log: Path) -> list[Render
     """Start a server with the template and send it each conversation."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "quire_engine.server.fake", '{"step_seconds": 0.001}', "--model", str(DEMO_MODEL)),
+        *(sys.executable, "-m", "fake_server", '{"step_seconds": 0.001}', "--model", str(DEMO_MODEL)),
         *("--port", str(port), "--chat-template", str(template), "--max-model-len", str(CONTEXT)),
         *("--hf-overrides", json.dumps({"max_position_embeddings": CONTEXT})),
     ]

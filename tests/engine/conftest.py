@@ -1,6 +1,7 @@
 """quire-engine as real processes on a loopback port: the demo model, or its tokenizer with the fake runner."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fake_server
 import httpx
 import openai
 import pytest
@@ -77,13 +79,14 @@ class EngineServer:
 def _engine_server(key_file: Path, *flags: str, fake: dict[str, Any] | None = None) -> Iterator[EngineServer]:
     program = ["-m", "quire_engine"]
     if fake is not None:
-        program = ["-m", "quire_engine.server.fake", json.dumps({"vocab_size": VOCABULARY, **fake})]
+        program = ["-m", "fake_server", json.dumps({"vocab_size": VOCABULARY, **fake})]
     command = [sys.executable, *program, "--model", str(MODEL), "--served-model-name", "demo"]
     command += ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--api-key-file", str(key_file)]
     if fake is None:
         command += ["--kv-cache-memory-bytes", "32MiB"]
     log: list[str] = []
-    with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True) as child:
+    environment = {**os.environ, "PYTHONPATH": str(Path(fake_server.__file__).parent)}
+    with subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         try:
             while " ready: demo" not in "".join(log[-1:]):

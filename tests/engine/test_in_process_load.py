@@ -1,9 +1,9 @@
 """The clients with which benchmarks/serving/on_device.py drives an engine, with a runner without tensors."""
 
 import pytest
+from fake_runner import FakeRunner
 
 from benchmarks.serving.in_process import Clients, Load, percentiles
-from quire_engine.core.fake_runner import FakeRunner
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.engine import Engine

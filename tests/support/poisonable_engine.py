@@ -13,10 +13,11 @@ from dataclasses import fields, replace
 from threading import Event
 from typing import Any
 
+from fake_runner import FakeForward, FakeRunner, load_fake_model
+
 from quire_engine import flags
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
-from quire_engine.core.fake_runner import FakeForward, FakeRunner, load_fake_model
 from quire_engine.core.ports import LoadedModel
 from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import pytest
+from fake_runner import FakeForward, FakeRunner, draw, next_digest
 
 from quire_engine.core.batch import Batch, FinishedSequence, StepOutput
-from quire_engine.core.fake_runner import FakeForward, FakeRunner, draw, next_digest
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
 from quire_engine.core.ports import AdapterStore

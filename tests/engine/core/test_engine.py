@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from fake_runner import load_fake_model
 
 from quire_engine.config import (
     CacheOptions,
@@ -12,7 +13,6 @@ from quire_engine.config import (
     ServerOptions,
 )
 from quire_engine.core.batch import StepOutput
-from quire_engine.core.fake_runner import load_fake_model
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine

@@ -7,9 +7,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from fake_runner import draw
 
 from quire_engine.core.batch import Batch, TokenMasks, mask_bytes
-from quire_engine.core.fake_runner import draw
 from quire_engine.core.sampling_params import SamplingParams
 
 World = Any

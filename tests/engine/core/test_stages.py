@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_runner import FakeForward, FakePending
 
 from quire_engine.core.batch import Batch
-from quire_engine.core.fake_runner import FakeForward, FakePending
 
 Make = Callable[..., Any]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import llguidance
 import pytest
+from fake_runner import FakeRunner
 
 from quire_engine.core.batch import FinishedSequence
-from quire_engine.core.fake_runner import FakeRunner
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.sampling_params import SamplingParams

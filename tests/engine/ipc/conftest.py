@@ -1,11 +1,13 @@
 """An engine process with the fake runner, and its reports."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_runner
 import pytest
 
 from quire_engine.config import (
@@ -21,7 +23,7 @@ from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready, RunnerFactory, Stats
 from quire_engine.ipc.supervision import SupervisionOptions
 
-FAKE = "quire_engine.core.fake_runner:load_fake_model"
+FAKE = "fake_runner:load_fake_model"
 
 
 def make_config(**scheduler: Any) -> EngineConfig:
@@ -84,7 +86,8 @@ MakeClient = Callable[..., EngineClient]
 @pytest.fixture
 async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
     """Yield a factory of clients with the fake runner, which are closed at the end. The test starts them."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    folders = Path(__file__).parent, Path(fake_runner.__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
     clients: list[EngineClient] = []
 
     def make(

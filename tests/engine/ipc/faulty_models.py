@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from fake_runner import FakeForward, FakeRunner, load_fake_model
+
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
-from quire_engine.core.fake_runner import FakeForward, FakeRunner, load_fake_model
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.errors import ModelFolderError

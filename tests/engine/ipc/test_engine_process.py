@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import fake_runner
 import pytest
+from fake_runner import draw, next_digest
 from process_ends import process_ends
 
 from quire_engine import kept
-from quire_engine.core.fake_runner import draw, next_digest
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.choice import KIND, CpuChoice
 from quire_engine.cpu.limits import KERNELS, Findings
@@ -385,7 +386,7 @@ from quire_engine.ipc.messages import RunnerFactory
 async def main():
     config = EngineConfig(model=ModelOptions(path=Path("m")), cache=CacheOptions(), scheduler=SchedulerOptions(),
                           server=ServerOptions(), threads=1)
-    client = EngineClient(config, factory=RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model"))
+    client = EngineClient(config, factory=RunnerFactory(function="fake_runner:load_fake_model"))
     print((await client.start()).pid, flush=True)
     await asyncio.sleep(600)
 
@@ -395,7 +396,9 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_engine_process_ends_with_a_killed_parent(stopped: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+    environment = {**os.environ, "PYTHONPATH": str(Path(fake_runner.__file__).parent)}
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         engine = int(parent.stdout.readline())
         if stopped:

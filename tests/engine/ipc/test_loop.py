@@ -7,10 +7,10 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from fake_runner import load_fake_model
 
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import StepOutput
-from quire_engine.core.fake_runner import load_fake_model
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stall_bound import StepCosts

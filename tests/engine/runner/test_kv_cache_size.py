@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_runner import FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire_parity.shapes import config as model_config
 
 from quire_common.kv_size import CacheGroup, CacheLimits, kv_bytes_per_token
 from quire_engine.config import CacheOptions
-from quire_engine.core.fake_runner import FakeRunner
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.sampling_params import SamplingParams

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from fake_runner import FakeForward, FakeRunner
 from fixed_trials import AlternatingTrials, FixedTrials
 
-from quire_engine.core.fake_runner import FakeForward, FakeRunner
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.speculation.proposers import OpenProposer
 from quire_engine.core.speculation.speculation import Speculation

@@ -6,8 +6,6 @@ too early, a wrong block table or a wrong slot therefore changes the text, as in
 at once. Sampled tokens depend only on the sequence's tokens. The runner also checks the rules of ``Batch``: rows are
 released before they are admitted again, positions are consecutive, and the columns are consistent. Blocks of the swap
 space hold copies, so that errors there are visible as well.
-
-For tests and benchmarks: no flag selects it.
 """
 
 from array import array

@@ -1,10 +1,9 @@
-"""quire-engine over ``core.fake_runner``: the same processes and the same HTTP server, without a model.
+"""quire-engine over ``fake_runner``: the same processes and the same HTTP server, without a model.
 
-    python -m quire_engine.server.fake '{"step_seconds": 0.01}' --model DIR …
+    python -m fake_server '{"step_seconds": 0.01}' --model DIR …
 
 The arguments are the fake runner's options as JSON, then quire-engine's own flags. Only the configuration and the
-tokenizer of the model folder are read. This is for tests and benchmarks of everything but the model; no flag leads
-here.
+tokenizer of the model folder are read. This is for tests of everything but the model.
 """
 
 import json
@@ -26,7 +25,7 @@ def main(argv: list[str]) -> int:
     options, *rest = argv
     config = flags.parse(rest, os.environ)
     folder = inspect_model_folder(config.model.path, weights=False, overrides=config.model.overrides)
-    factory = RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model", options=json.loads(options))
+    factory = RunnerFactory(function="fake_runner:load_fake_model", options=json.loads(options))
     config = replace(config, pooling=find_pooling(config))
     text = load_model_text(config.model.path, config.text, config.model.overrides)
     listener = listener_of(config.server)
