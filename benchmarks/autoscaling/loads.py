@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire_cli.simulation.scenario import EngineModel
+from quire_cli.simulation.engine import EngineModel
 from quire_cli.simulation.traces import MOONCAKE_BLOCK_TOKENS, Replay, Request, read_trace, shaped
 
 MEAN_BUSY = 2.0

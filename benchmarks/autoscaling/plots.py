@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from benchmarks.autoscaling.matrix import ORACLE, Row
 from benchmarks.autoscaling.registry import PEERS
 from benchmarks.report import new_figure, save_figure
-from quire_cli.simulation.run import SimulatedRun, is_late
+from quire_cli.simulation.results import SimulatedRun, is_late
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from benchmarks.autoscaling.policies.kpa import KpaConfig, KpaScaler
 from benchmarks.autoscaling.policies.llmd import Analyzer, EngineLimits, LlmdConfig, LlmdScaler, chart_rules
 from benchmarks.autoscaling.policies.quire import QuireConfig, quire_scaler
 from benchmarks.autoscaling.scenarios import MAX_REPLICAS, MIN_REPLICAS
-from quire_cli.simulation.scaler import Scaler
+from quire_cli.simulation.fleet import Scaler
 from quire_operator.domain.autoscaling.tuning import Tuning
 
 TUNED = Path(__file__).parent / "tuned"

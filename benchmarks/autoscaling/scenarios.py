@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from benchmarks.autoscaling.loads import Load, jittered
-from quire_cli.simulation.scenario import Crash, Fault, Scenario, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.fleet import Crash, Fault, Scenario, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.traces import Request
 
 STARTUP_DELAYS = (30.0, 120.0, 420.0)

@@ -7,9 +7,8 @@ from functools import cache
 from benchmarks.autoscaling.loads import costs
 from benchmarks.autoscaling.policies.static import ReactiveBound, StaticScaler
 from benchmarks.autoscaling.scenarios import MAX_REPLICAS, Case, FaultKind
-from quire_cli.simulation.run import SimulatedRun
-from quire_cli.simulation.scaler import Scaler
-from quire_cli.simulation.simulate import simulate
+from quire_cli.simulation.fleet import Scaler, simulate
+from quire_cli.simulation.results import SimulatedRun
 
 _MOST_STATIC = 64
 

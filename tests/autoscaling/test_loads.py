@@ -17,7 +17,7 @@ from benchmarks.autoscaling.loads import (
     load_of,
 )
 from benchmarks.autoscaling.scenarios import OUTAGE_SECONDS, FaultKind, busiest, cases, faults_of, steepest_ramp
-from quire_cli.simulation.scenario import Crash, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.fleet import Crash, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.traces import Request, TraceError
 
 

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS, TOKEN_GAP_BOUNDS
-from quire_cli.simulation.engine import Engine
-from quire_cli.simulation.scenario import EngineModel
-from quire_cli.simulation.sequence import Sequence
+from quire_cli.simulation.engine import FIRST_TOKEN_WAIT_BOUNDS, TOKEN_GAP_BOUNDS, Engine, EngineModel, Sequence
 from quire_cli.simulation.traces import Request
 from quire_engine.config import AdmissionOptions, SchedulerOptions
 from quire_engine.core.batch import RunnerOutput
@@ -70,7 +67,8 @@ def as_simulated(model: EngineModel, told: list[Request]) -> dict[int, tuple[flo
         engine.advance(sequence.arrival)
         engine.add(sequence, sequence.arrival)
     engine.advance(1e9)
-    return {s.order: (s.first_token, s.finish) for s in sequences if s.finish is not None}
+    results = {s.order: s.result for s in sequences}
+    return {order: (r.first_token, r.finish) for order, r in results.items() if r.finish is not None}
 
 
 # No step ends at these times, because rounding must not decide whether a step contains a request.

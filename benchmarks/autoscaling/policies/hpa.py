@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from benchmarks.autoscaling.policies.signals import in_flight, kv_usage, pods_of
-from quire_cli.simulation.scaler import Scaling
+from quire_cli.simulation.fleet import Scaling
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SYNC_SECONDS = 15.0

@@ -23,7 +23,7 @@ from benchmarks.autoscaling.policies.hpa import (
     replicas_for_average_value,
 )
 from benchmarks.autoscaling.policies.signals import Pods, Series, in_flight, pods_of
-from quire_cli.simulation.scaler import Scaling
+from quire_cli.simulation.fleet import Scaling
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SCRAPE_SECONDS = 15.0

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from benchmarks.autoscaling.policies.signals import in_flight, pods_of
-from quire_cli.simulation.scaler import Scaling
+from quire_cli.simulation.fleet import Scaling
 from quire_operator.domain.autoscaling.observation import Observation
 
 TICK_SECONDS = 2.0

@@ -5,7 +5,7 @@ That is ``metricsSource: Pods``, the default. ``scrape_seconds`` 15 gives the vi
 
 from dataclasses import dataclass
 
-from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
+from quire_cli.simulation.fleet import QuireScaler
 from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.tuning import Tuning
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
@@ -51,4 +51,4 @@ def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maxim
         ),
     )
     policy = Policy(autoscaling=rules, max_sequences=max_sequences, tuning=config.tuning)
-    return QuireScaler(policy, period_seconds=TICK_SECONDS, scrape_seconds=config.scrape_seconds)
+    return QuireScaler(policy, scrape_seconds=config.scrape_seconds)

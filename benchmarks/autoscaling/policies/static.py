@@ -12,8 +12,8 @@ row is marked infeasible, unless some policy shows that it is not.
 import math
 from collections.abc import Sequence
 
-from quire_cli.simulation.run import LATE_SECONDS
-from quire_cli.simulation.scaler import Scaling
+from quire_cli.simulation.fleet import Scaling
+from quire_cli.simulation.results import LATE_SECONDS
 from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import Observation
 

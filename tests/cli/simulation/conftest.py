@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from quire_cli.simulation.run import SimulatedRun
-from quire_cli.simulation.scaler import Scaling
-from quire_cli.simulation.scenario import EngineModel, Scenario
-from quire_cli.simulation.simulate import simulate
+from quire_cli.simulation.engine import EngineModel
+from quire_cli.simulation.fleet import Scaling, Scenario, simulate
+from quire_cli.simulation.results import SimulatedRun
 from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import Observation
 

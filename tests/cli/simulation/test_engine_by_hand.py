@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire_cli.simulation.run import Outcome
+from quire_cli.simulation.results import Outcome
 from quire_cli.simulation.traces import Request
 
 
@@ -62,12 +62,6 @@ def test_decode_steps_take_longer_with_context(play):
     run = play((0.0, 100, 4), engine={"decode_seconds_per_kv_token": 0.001}).run
     steps = [0.1 + 0.01 + 0.001 * tokens for tokens in (100, 101, 102)]
     assert finishes(run) == [0.2 + sum(steps)]
-
-
-def test_prefill_takes_longer_with_context(play):
-    run = play((0.0, 200, 1), engine={"prefill_seconds_per_pair": 1e-5, "max_batched_tokens": 100}).run
-    assert first_tokens(run) == [0.4 + 1e-5 * 200 * 200 / 2]
-    assert run.requests[0].own_prefill_seconds == pytest.approx(0.6)
 
 
 def test_running_sequences_are_limited(play):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire_cli.simulation.run import HoldingStep, Outcome
-from quire_cli.simulation.scenario import Crash, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.fleet import Crash, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.results import HoldingStep, Outcome
 from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 
@@ -117,15 +117,6 @@ def test_replica_can_slow_down_during_decoding(play):
     run = play((0.0, 100, 101), faults=(SlowReplicas(start=5.2, seconds=100.0, factor=2.0),)).run
     before = 46  # steps of 0.11 s started by 5.2 s
     assert run.requests[0].finish == pytest.approx(0.2 + before * 0.11 + (100 - before) * 0.22)
-
-
-def test_busy_replicas_that_share_cores_slow_each_other(play):
-    # Alone, the first decodes 10 tokens; from 1.3 s on both are busy, until the second ends.
-    run = play((0.0, 100, 101), (1.25, 100, 1), initial_replicas=2, slowdown=(1.0, 2.0)).run
-    first, second = run.requests
-    assert second.first_token - second.arrival == pytest.approx(0.4)
-    begun = 10  # the step in progress at 1.25 s ends at 1.3 s at its own pace
-    assert first.finish == pytest.approx(0.2 + begun * 0.11 + 2 * 0.22 + (100 - begun - 2) * 0.11)
 
 
 def test_requests_go_to_the_replica_with_the_least_wait(play):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire_cli.simulation.run import HoldingStep, Outcome, RequestResult, is_late, replica_seconds
+from quire_cli.simulation.results import HoldingStep, Outcome, RequestResult, SimulatedRun, is_late
 
 REQUEST = {
     "arrival": 10.0,
@@ -39,7 +39,7 @@ def test_only_requests_after_the_warm_up_are_scored(play):
     run = play((0.0, 3000, 1), (0.0, 3000, 1), (50.0, 100, 1), (100.0, 100, 1), scored_from=40.0).run
     assert [r.arrival for r in run.scored] == [50.0, 100.0]
     assert run.attainment() == 1.0
-    assert run.replica_seconds == pytest.approx(60.0)
+    assert run.replica_hours == pytest.approx(60.0 / 3600)
     assert run.worst_queue == 0
 
 
@@ -52,4 +52,7 @@ def test_attainment_is_the_share_within_the_objective(play):
 
 def test_replica_seconds_are_those_within_the_window():
     steps = (HoldingStep(0.0, 1), HoldingStep(10.0, 3), HoldingStep(20.0, 2), HoldingStep(90.0, 0))
-    assert replica_seconds(steps, 5.0, 30.0) == 5 * 1 + 10 * 3 + 10 * 2
+    run = SimulatedRun(
+        requests=(), decisions=(), timeline=(), holding=steps, scored_from=5.0, scored_until=30.0, worst_queue=0
+    )
+    assert run.replica_hours * 3600 == pytest.approx(5 * 1 + 10 * 3 + 10 * 2)

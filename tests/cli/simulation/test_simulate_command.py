@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from quire_cli import app as cli
 from quire_cli.simulation import speed
-from quire_cli.simulation.scenario import Crash, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.fleet import Crash, ScrapeOutage, SlowReplicas
 from quire_operator.domain.capacity import gpus
 from quire_operator.domain.capacity.fit import Footprint
 
@@ -283,7 +283,7 @@ def test_estimate_is_limited_by_compute_and_bandwidth():
     guess = speed.estimated(needs, speed.GPUS["H100 80GB"], kv_tokens=400_000, max_model_length=8192)
     assert 20_000 < guess.prefill_tokens_per_second < 40_000
     assert 0.005 < guess.step_seconds < 0.01
-    shared = speed.several(speed.GPUS["H100 80GB"], 2)
+    shared = speed.GPUS["H100 80GB"].times(2)
     halved = speed.estimated(needs, shared, kv_tokens=400_000, max_model_length=8192)
     assert halved.step_seconds == pytest.approx(guess.step_seconds / 2)
     staged = speed.estimated(needs, shared, kv_tokens=400_000, max_model_length=8192, stages=2)

@@ -12,7 +12,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 from quire_cli.errors import FileProblem, SimulationProblem
-from quire_cli.simulation.scenario import EngineModel
+from quire_cli.simulation.engine import EngineModel
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.resource import Spec
@@ -31,6 +31,10 @@ class Hardware:
 
     teraflops: float
     gigabytes_per_second: float
+
+    def times(self, count: int) -> "Hardware":
+        """Return GPUs that share the work, as if they exchanged data in no time."""
+        return Hardware(teraflops=count * self.teraflops, gigabytes_per_second=count * self.gigabytes_per_second)
 
 
 GPUS: Mapping[str, Hardware] = {
@@ -53,11 +57,6 @@ CPU = Hardware(teraflops=0.1, gigabytes_per_second=25)
 """Two server cores or so: little more than a guess."""
 
 
-def several(one: Hardware, count: int) -> Hardware:
-    """Return GPUs that share the work, as if they exchanged data in no time."""
-    return Hardware(teraflops=count * one.teraflops, gigabytes_per_second=count * one.gigabytes_per_second)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """The known figures of an engine; None is unknown."""
@@ -67,7 +66,6 @@ class Speed:
     decode_seconds_per_sequence: float | None = None
     kv_tokens: int | None = None
     decode_seconds_per_kv_token: float | None = None
-    prefill_seconds_per_pair: float | None = None
     max_generation_stall_seconds: float | None = None
     max_model_length: int | None = None
 
@@ -153,7 +151,7 @@ def read_calibration(path: Path) -> Speed:
     return Speed(**{**body, **whole})
 
 
-_MAY_BE_ZERO = frozenset({"decode_seconds_per_sequence", "decode_seconds_per_kv_token", "prefill_seconds_per_pair"})
+_MAY_BE_ZERO = frozenset({"decode_seconds_per_sequence", "decode_seconds_per_kv_token"})
 
 
 def _is_good(key: str, value: object) -> bool:
@@ -175,7 +173,6 @@ def engine_model(spec: Spec, speed: Speed) -> EngineModel:
         step_seconds=speed.step_seconds,
         decode_seconds_per_sequence=speed.decode_seconds_per_sequence,
         decode_seconds_per_kv_token=speed.decode_seconds_per_kv_token or 0.0,
-        prefill_seconds_per_pair=speed.prefill_seconds_per_pair or 0.0,
         kv_tokens=speed.kv_tokens,
         max_sequences=engine.max_sequences,
         max_batched_tokens=engine.max_batched_tokens,
