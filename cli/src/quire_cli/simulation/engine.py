@@ -472,7 +472,7 @@ class Engine:
             budget -= count
 
     def _fits(self, sequence: Sequence, hit: int) -> bool:
-        """Return whether its known tokens fit beside the unfinished prompts of started sequences."""
+        """Return whether its known tokens fit next to the unfinished prompts of started sequences."""
         begun = sum([self.kv.lacking(other, other.known) for other in self._prefilling])
         needed = self.kv.missing(sequence, hit) + begun + self._growth(1)
         return needed <= self.kv.free - (int(self.kv.num_blocks * _HEADROOM) if self.running else 0)
