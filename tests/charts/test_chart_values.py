@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "quire"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 MADE = ("README.md", "values.schema.json")
-REMOVED = {"/operator/defaults", "/gateway/wakeByService"}
+REMOVED = {"/operator/defaults", "/operator/ociVolumes", "/gateway/wakeByService"}
 """Values of removed features, which templates/removed-values.yaml refuses."""
 
 
@@ -56,6 +56,7 @@ REMOVED = {"/operator/defaults", "/gateway/wakeByService"}
         ),
         ({"monitoring": {"alerts": {"enabled": True, "disabled": ["QuireNoSuch"]}}}, "unknown alert QuireNoSuch"),
         ({"operator": {"defaults": {"engine": {}}}}, "operator.defaults: was removed; set these fields in each"),
+        ({"operator": {"ociVolumes": "fetch"}}, "operator.ociVolumes: was removed; the kubelet mounts every oci://"),
         (
             {"gateway": {"wakeByService": True}},
             "gateway.wakeByService: was removed; requests wake a model",
@@ -70,7 +71,8 @@ def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any]
 
 def test_removed_values_that_request_nothing_are_accepted(helm: Helm) -> None:
     """``helm upgrade --reuse-values`` passes the old chart's defaults."""
-    assert helm.template({"operator": {"defaults": {}}, "gateway": {"wakeByService": False}}) == helm.template()
+    values = {"operator": {"defaults": {}, "ociVolumes": "auto"}, "gateway": {"wakeByService": False}}
+    assert helm.template(values) == helm.template()
 
 
 def keys(tree: object, path: str = "") -> set[str]:

@@ -204,6 +204,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a secret in capitals": (model(credentials={"secretName": "HF"}), "model.credentials.secretName", OBJECT_NAME),
     "credentials without a name": (model(credentials={}), "model.credentials.secretName", "Required value"),
     "an empty cache": (model(cache={}), "model.cache", "set exactly one of claimName"),
+    "a cache of an image": (
+        model(source="oci://registry.example/llama:1", cache={"claimName": "a"}),
+        "model.cache",
+        "does not apply to oci://",
+    ),
     "two caches": (model(cache={"claimName": "a", "size": "1Gi"}), "model.cache", "set exactly one of claimName"),
     "a class for nothing": (
         model(cache={"claimName": "a", "storageClassName": "fast"}),

@@ -117,7 +117,7 @@ _imported(
 _imported(
     "fetch",
     "quire_cli.local.command",
-    "Download a model from a hub, a bucket or a registry. Needs the engine, whose command quire-fetch it runs.",
+    "Download a model from a hub or a bucket. Needs the engine, whose command quire-fetch it runs.",
     **_PASSES_ON,
 )
 

@@ -1,7 +1,6 @@
 """Model sources (``spec.model.source``): their syntax, and the names of their folders in a cache of fetched models.
 
-The operator validates them, ``quire-fetch`` downloads them. Hubs, buckets and images are remote; folders and claims are
-not.
+The operator validates them. ``quire-fetch`` downloads hubs and buckets; the kubelet mounts images and claims.
 """
 
 import re
@@ -34,6 +33,8 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 _LONGEST_FOLDER = 100
+NO_DOWNLOAD = "is an image, which only the kubelet of a cluster mounts"
+UNPACK = "unpack it into a folder, for example with `oras pull` or `docker cp`, and name that folder"
 
 
 def cache_home(environ: Mapping[str, str]) -> Path:
@@ -105,7 +106,7 @@ class BucketSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource:
-    """oci://: an image or artifact of a registry, or a folder inside it."""
+    """oci://: an image of a registry, or a folder inside it."""
 
     registry: str
     repository: str
@@ -123,21 +124,6 @@ class ImageSource:
         """The reference in the form that container runtimes use."""
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.registry}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
-
-    @property
-    def cache_name(self) -> str:
-        """See ``HubSource``."""
-        return _folder_name("oci", self.registry.replace(":", "_"), self.repository, self.path)
-
-    @property
-    def reference(self) -> str:
-        """See ``HubSource``."""
-        return self.digest or self.tag or "latest"
-
-    @property
-    def is_pinned(self) -> bool:
-        """See ``HubSource``."""
-        return self.digest is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +150,14 @@ class ClaimSource:
         return f"pvc://{self.claim_name}/{self.path}"
 
 
-RemoteSource = HubSource | BucketSource | ImageSource
+RemoteSource = HubSource | BucketSource
 """Sources that are downloaded."""
-Source = RemoteSource | FileSource | ClaimSource
+Source = RemoteSource | ImageSource | FileSource | ClaimSource
 
 
 def link_name(source: RemoteSource) -> str:
     """Return the name of the link to the selected version, next to the folder with all versions."""
-    # A revision may contain slashes, a digest a colon.
-    return f"{source.cache_name}@{source.reference}".replace("/", "--").replace(":", "-")
+    return f"{source.cache_name}@{source.reference}".replace("/", "--")  # a revision may contain slashes
 
 
 def reference_file(root: Path, source: RemoteSource) -> Path:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from quire_common.model_source import RemoteSource, expected, parse_source
+from quire_common.model_source import NO_DOWNLOAD, UNPACK, ImageSource, RemoteSource, expected, parse_source
 from quire_engine.errors import ModelFolderError
 from quire_engine.fetch.__main__ import ProgressLines
 
@@ -29,6 +29,8 @@ def remote_source(path: Path, revision: str | None) -> RemoteSource | None:
     source = parse_source(text if revision is None else f"{text}@{revision}")
     if isinstance(source, RemoteSource):
         return source
+    if isinstance(source, ImageSource):
+        raise ModelFolderError(f"{text} {NO_DOWNLOAD}: {UNPACK}")
     raise ModelFolderError(f"{text} is not a source of models: expected {expected(text)}")
 
 

@@ -102,8 +102,8 @@ _IMPLEMENTATIONS = {"auto": "auto", "native": "native", "vllm": "native", "trans
 _GROUPS: dict[str, tuple[Flag, ...]] = {
     "Model": (
         Flag(name="model", kind=PathName(), required=True,
-             help="the model's folder, in Hugging Face layout with safetensors weights; or org/name on a hub, "
-             "s3://bucket/path or oci://registry/name:tag, which is downloaded first"),
+             help="the model's folder, in Hugging Face layout with safetensors weights; or org/name on a hub or "
+             "s3://bucket/path, which is downloaded first"),
         _flag("revision", Text(), "the branch, tag or commit of a model on a hub", unset="main"),
         _flag("download-dir", PathName(), "the folder for downloaded models", unset="the user's cache"),
         _many("served-model-name", Text(), "the names that clients may use; answers contain the first",
@@ -224,7 +224,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("max-cpu-loras", Integer(1, 65536), "the number of adapters in host memory; others are read from disk "
               "when a request needs them", unset="4 times --max-loras"),
         _many("lora-modules", LoraModule(), "adapters to load at the start, as NAME=PATH; a path is a folder, "
-              "org/name on a hub, s3://bucket/path or oci://registry/name:tag", unset="none"),
+              "org/name on a hub or s3://bucket/path", unset="none"),
         _flag("adapters-file", PathName(), "a file that lists adapters, as the operator writes it; read again when it "
               "changes", unset="none"),
         _many("adapter-roots", PathName(), "the folders below which POST /v1/load_lora_adapter may load adapters",

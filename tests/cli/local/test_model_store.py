@@ -12,7 +12,7 @@ from fetch_support.hub_stub import HubStub, safetensors, serving
 from quire_cli.errors import ModelProblem
 from quire_cli.local.model_store import ModelStore, folder_facts
 from quire_common.model_source import cache_home
-from quire_operator.domain.resource import BucketSource, ClaimSource, FileSource, HubSource
+from quire_operator.domain.resource import BucketSource, ClaimSource, FileSource, HubSource, ImageSource
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -199,6 +199,20 @@ async def test_missing_folder_is_named_with_its_full_path(store: ModelStore, tmp
         await store.fetch(FileSource(path="file", relative=True), progress=Bar())
 
 
-async def test_cluster_volume_source_is_refused_locally(store: ModelStore) -> None:
-    with pytest.raises(ModelProblem, match="is a volume of a cluster"):
-        await store.fetch(ClaimSource(claim_name="models", path=""), progress=Bar())
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (ClaimSource(claim_name="models", path=""), "is a volume of a cluster"),
+        (
+            ImageSource(registry="reg.example", repository="m", tag="1", digest=None),
+            "spec.model.source: oci://reg.example/m:1 is an image, which only the kubelet of a cluster mounts",
+        ),
+    ],
+)
+async def test_volume_of_a_cluster_is_refused_locally(
+    store: ModelStore, source: ClaimSource | ImageSource, says: str
+) -> None:
+    with pytest.raises(ModelProblem, match=says):
+        await store.fetch(source, progress=Bar())
+    with pytest.raises(ModelProblem, match=says):
+        store.facts(source)

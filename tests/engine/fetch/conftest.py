@@ -1,9 +1,8 @@
-"""A small model, and its stores: an S3 server and an OCI registry on loopback, each behind a proxy that can fail."""
+"""A small model, and its stores: a hub, and an S3 server on loopback behind a proxy that can fail."""
 
 import json
 import logging
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,19 +11,14 @@ import pytest
 from fetch_support.faulty_proxy import FaultyProxy
 from fetch_support.hub_stub import HubStub, safetensors, serving
 from fetch_support.model import CONFIG, ELEMENTS
-from fetch_support.registry import RegistryClient
 from moto.server import ThreadedMotoServer
 
-from quire_cluster.debian import debian_programs
-from quire_cluster.errors import ClusterError
-from quire_cluster.ports import free_ports
-from quire_cluster.waiting import eventually
 from quire_common.model_source import RemoteSource, parse_source
 from quire_engine.fetch import model_cache
 from quire_engine.fetch.model_cache import Manner
 from quire_engine.fetch.transfer import Patience
 
-_FROM_OUTSIDE = ("AWS_", "HF_", "DOCKER_", "REGISTRY_")
+_FROM_OUTSIDE = ("AWS_", "HF_")
 
 
 @pytest.fixture(scope="session")
@@ -96,48 +90,3 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPr
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         yield proxy
-
-
-@pytest.fixture(scope="session")
-def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the address of the reference implementation of a registry."""
-    try:
-        program = debian_programs("docker-registry", ("docker-registry",))["docker-registry"]
-    except ClusterError as error:
-        pytest.fail(str(error), pytrace=False)
-    (port,) = free_ports(1)
-    folder = tmp_path_factory.mktemp("registry")
-    configuration = folder / "config.yml"
-    configuration.write_text(
-        json.dumps(
-            {
-                "version": 0.1,
-                "log": {"level": "error", "accesslog": {"disabled": True}},
-                "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-                "http": {"addr": f"127.0.0.1:{port}", "secret": "for tests"},
-            }
-        )
-    )
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(configuration)], stdout=log, stderr=log)
-    try:
-        assert eventually(lambda: _answers(f"http://127.0.0.1:{port}/v2/"), seconds=20), "no registry answers"
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
-def registry(registry_server: str) -> Iterator[RegistryClient]:
-    """Yield a client of the registry behind its proxy, which can also push."""
-    proxy = FaultyProxy(registry_server)
-    with serving(proxy) as address:
-        yield RegistryClient(server=registry_server, host=address.removeprefix("http://"), proxy=proxy)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False

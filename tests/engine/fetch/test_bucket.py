@@ -113,6 +113,24 @@ async def test_damaged_object_is_rejected_and_downloaded_again(
     assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
 
 
+async def test_object_longer_than_listed_does_not_fill_the_disk(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, model: dict[str, bytes]
+) -> None:
+    listed = len(model["model.safetensors"])
+    bucket.canned[f"GET /models/{prefix}/model.safetensors"] = Canned(200, "x" * (listed + (20 << 20)))
+    with pytest.raises(FetchError, match="arrived damaged: it has") as caught:
+        await fetch(f"s3://models/{prefix}")
+    found = re.search(r"it has (\d+) bytes", str(caught.value))
+    assert found is not None and int(found[1]) < listed + (2 << 20)
+
+
+async def test_redirect_loop_ends_the_download(prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
+    path = f"/models/{prefix}/model.safetensors"
+    bucket.canned[f"GET {path}"] = Canned(307, "", {"Location": path})
+    with pytest.raises(FetchError, match="cannot be reached for .*redirects"):
+        await fetch(f"s3://models/{prefix}")
+
+
 def test_entity_tag_of_a_multipart_upload_is_not_a_digest(s3_server: str, bucket: FaultyProxy, prefix: str) -> None:
     put(s3_server, f"{prefix}/config.json", b"{}", x_amz_server_side_encryption="aws:kms")
     files = BucketOrigin(BucketSource(bucket="models", prefix=prefix)).listing().files

@@ -36,9 +36,16 @@ def test_a_folder_that_exists_is_not_downloaded(tmp_path: Path, monkeypatch: pyt
         remote_source(Path("org/name"), "v1")
 
 
-def test_a_malformed_source_is_refused() -> None:
-    with pytest.raises(ModelFolderError, match="s3://UPPER is not a source of models"):
-        remote_source(Path("s3://UPPER"), None)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("s3://UPPER", "s3://UPPER is not a source of models"),
+        ("oci://reg.example/m:1/x", "oci://reg.example/m:1/x is an image, which only the kubelet .* unpack it"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ModelFolderError, match=says):
+        remote_source(Path(text), None)
 
 
 def test_a_model_of_a_hub_is_downloaded_once(hub: HubStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

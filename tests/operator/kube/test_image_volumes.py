@@ -18,12 +18,3 @@ def test_image_is_a_volume_if_the_api_server_accepts_it(shared_space: Namespace,
     assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
     probes = [write for write in shared_space.server.audit.mutating_requests(start) if write.is_dry_run]
     assert len(probes) <= 1, "requested once, if nothing had requested it before"
-
-
-def test_image_model_with_a_claim_is_downloaded(shared_space: Namespace, operator: OperatorProcess) -> None:
-    shared_space.apply("unpacked", model={"source": "oci://registry.example/llama:1", "cache": {"size": "1Gi"}})
-    shared_space.wait_settled("unpacked")
-    made = until(lambda: shared_space.get("deployments", "unpacked"))
-    (fetch,) = made["spec"]["template"]["spec"]["initContainers"]
-    assert fetch["args"][0] == "oci://registry.example/llama:1"
-    assert "unpacked-models" in shared_space.names("persistentvolumeclaims")

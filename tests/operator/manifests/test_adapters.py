@@ -179,5 +179,5 @@ def test_no_adapter_list_without_adapter_slots() -> None:
 def test_credentials_are_optional_variables_of_the_engine() -> None:
     pod: Any = children(adapters={"credentials": {"secretName": "keys"}}).workload.body["spec"]
     variables = [each for each in pod["template"]["spec"]["containers"][0]["env"] if "valueFrom" in each]
-    assert {each["name"] for each in variables} >= {"HF_TOKEN", "AWS_ACCESS_KEY_ID", "DOCKER_AUTH_CONFIG"}
+    assert {each["name"] for each in variables} >= {"HF_TOKEN", "AWS_ACCESS_KEY_ID"}
     assert all(each["valueFrom"]["secretKeyRef"]["optional"] for each in variables)

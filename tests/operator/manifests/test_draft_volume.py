@@ -12,9 +12,9 @@ from quire_operator.domain.manifests.pod_template import Images
 CLAIM = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
 
 
-def deployment(model: dict[str, Any], draft: dict[str, Any], *, image_volumes: bool = False, **more: Any) -> Any:
+def deployment(model: dict[str, Any], draft: dict[str, Any], **more: Any) -> Any:
     speculation = {"method": "DraftModel", "draft": draft, **more}
-    images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
+    images = Images(engine="engine:1", hub_endpoint="http://hub")
     return workload(valid_spec(model=model, engine={"speculation": speculation}), images=images)
 
 
@@ -83,25 +83,14 @@ def test_optional_draft_does_not_block_pod_start(required: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "image_volumes", "required", "is_mounted"),
-    [
-        ("hf://a/b", True, True, True),
-        ("hf://a/b", False, True, False),
-        ("hf://a/b", True, False, False),
-        ("oci://reg.example/m:1", True, True, True),
-    ],
+    "model", [{"source": "hf://a/b", "cache": {"size": "1Gi"}}, {"source": "oci://reg.example/m:1"}]
 )
-def test_a_draft_image_is_mounted_if_the_pod_needs_it(
-    model: str, image_volumes: bool, required: bool, is_mounted: bool
-) -> None:
-    draft = {"source": "oci://reg.example/s:1/d", "credentials": {"secretName": "pull"}}
-    made = pod({"source": model}, draft, image_volumes=image_volumes, required=required)
-    fetched = [init["name"] for init in made.get("initContainers", [])]
-    assert ("fetch-draft" in fetched) is not is_mounted
-    if is_mounted:
-        assert volumes(made)["draft"] == {"image": {"reference": "reg.example/s:1"}}
-        assert draft_path(made) == "/draft/d"
-        assert made["imagePullSecrets"] == [{"name": "pull"}]
+def test_the_kubelet_mounts_the_image_of_a_draft(model: dict[str, Any]) -> None:
+    made = pod(model, {"source": "oci://reg.example/s:1/d", "credentials": {"secretName": "pull"}})
+    assert "fetch-draft" not in [init["name"] for init in made.get("initContainers", [])]
+    assert volumes(made)["draft"] == {"image": {"reference": "reg.example/s:1"}}
+    assert draft_path(made) == "/draft/d"
+    assert made["imagePullSecrets"] == [{"name": "pull"}]
 
 
 def test_two_downloads_have_twice_the_time() -> None:

@@ -12,8 +12,8 @@ DIGEST = f"sha256:{'a' * 64}"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 
 
-def deployment(model: dict[str, Any], *, image_volumes: bool | None = None, **spec: Any) -> Any:
-    images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
+def deployment(model: dict[str, Any], **spec: Any) -> Any:
+    images = Images(engine="engine:1", hub_endpoint="http://hub")
     return workload(valid_spec(model=model, **spec), images=images)
 
 
@@ -26,9 +26,6 @@ def pod(model: dict[str, Any], **more: Any) -> Any:
     [
         ("s3://bucket", "/models/s3--bucket@latest"),
         ("s3://bucket/team/llama", "/models/s3--bucket--team--llama@latest"),
-        ("oci://reg.example:5000/org/m:1", "/models/oci--reg.example_5000--org--m@1"),
-        ("oci://reg.example/m:1/weights", "/models/oci--reg.example--m--weights@1"),
-        (f"oci://reg.example/m:1@{DIGEST}", f"/models/oci--reg.example--m@sha256-{'a' * 64}"),
     ],
 )
 def test_remote_model_is_fetched_to_the_folder_of_the_engine(source: str, path: str) -> None:
@@ -64,12 +61,6 @@ def test_pod_identity_is_used_without_a_secret() -> None:
     assert not [entry for entry in fetch["env"] if "valueFrom" in entry or entry["name"].startswith("AWS_")]
 
 
-def test_a_registrys_pull_secret_is_read_by_the_download() -> None:
-    (fetch,) = pod({"source": "oci://reg.example/m:1", "credentials": {"secretName": "pull"}})["initContainers"]
-    (entry,) = (entry for entry in fetch["env"] if entry["name"] == "DOCKER_AUTH_CONFIG")
-    assert entry["valueFrom"] == {"secretKeyRef": {"name": "pull", "key": ".dockerconfigjson"}}
-
-
 @pytest.mark.parametrize(
     ("source", "reference", "path"),
     [
@@ -79,26 +70,11 @@ def test_a_registrys_pull_secret_is_read_by_the_download() -> None:
 )
 def test_image_volumes_let_the_kubelet_provide_the_model(source: str, reference: str, path: str) -> None:
     model = {"source": source, "credentials": {"secretName": "pull"}}
-    made = pod(model, image_volumes=True, engine={"imagePullSecrets": [{"name": "engine"}, {"name": "pull"}]})
+    made = pod(model, engine={"imagePullSecrets": [{"name": "engine"}, {"name": "pull"}]})
     assert "initContainers" not in made
     assert volumes(made)["models"] == {"image": {"reference": reference}}
     assert made["containers"][0]["args"][:2] == ["--model", path]
     assert made["imagePullSecrets"] == [{"name": "engine"}, {"name": "pull"}]
-
-
-@pytest.mark.parametrize(
-    ("image_volumes", "model"),
-    [
-        (None, {"source": "oci://reg.example/m:1"}),
-        (False, {"source": "oci://reg.example/m:1"}),
-        (True, {"source": "oci://reg.example/m:1", "cache": {"claimName": "models"}}),
-        (True, {"source": "s3://bucket/m"}),
-    ],
-)
-def test_image_model_is_downloaded_without_image_volume(image_volumes: bool | None, model: dict[str, Any]) -> None:
-    made = pod(model, image_volumes=image_volumes)
-    assert [container["name"] for container in made["initContainers"]] == ["fetch-model"]
-    assert "image" not in volumes(made)["models"] and "imagePullSecrets" not in made
 
 
 def test_remote_models_extend_the_progress_deadline() -> None:

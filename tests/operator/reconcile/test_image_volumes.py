@@ -13,26 +13,41 @@ DEPLOYMENT = {"metadata": {"name": "chat"}}
 IMAGE = {"source": "oci://registry.example/llama:1"}
 
 
-def ways(world: Any) -> tuple[bool, bool]:
-    """Return whether the pods have an image volume, and whether they download."""
+def has_image(world: Any) -> bool:
+    """Return whether the pods have an image volume."""
     pod = world.cluster.manifests[Ref("Deployment", "chat")].body["spec"]["template"]["spec"]
-    return any("image" in volume for volume in pod["volumes"]), "initContainers" in pod
+    return any("image" in volume for volume in pod["volumes"])
 
 
-@pytest.mark.parametrize(("there", "expected"), [(True, (True, False)), (False, (False, True))])
-async def test_image_volume_is_used_if_supported(world: Any, there: bool, expected: tuple[bool, bool]) -> None:
-    world.cluster.image_volumes = there
-    world.apply(model=IMAGE)
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"model": IMAGE}, "spec.model.source"),
+        (
+            {"engine": {"speculation": {"method": "DraftModel", "draft": IMAGE}}},
+            "spec.engine.speculation.draft.source",
+        ),
+    ],
+)
+async def test_image_is_refused_until_the_cluster_mounts_images(
+    world: Any, spec: Mapping[str, Any], field: str
+) -> None:
+    world.cluster.image_volumes = False
+    world.apply(**spec)
     await world.settle()
-    assert ways(world) == expected
+    assert world.condition("Ready") == "False InvalidSpec"
+    assert world.message("Ready").startswith(f"{field}: ")
+    assert Ref("Deployment", "chat") not in world.cluster.children
+    world.cluster.image_volumes = True
+    await world.settle()
+    assert has_image(world)
 
 
-@pytest.mark.parametrize("model", [{**IMAGE, "cache": {"claimName": "models"}}, {"source": "hf://org/m"}])
-async def test_specs_without_images_need_no_dry_run(world: Any, model: Mapping[str, Any]) -> None:
+async def test_specs_without_images_need_no_dry_run(world: Any) -> None:
     world.cluster.errors["image volumes"] = [Unavailable("must not be asked")]
-    world.apply(model=model)
+    world.apply(model={"source": "hf://org/m"})
     await world.settle()
-    assert ways(world) == (False, True)
+    assert not has_image(world)
 
 
 async def test_nothing_changes_while_the_dry_run_is_unavailable(world: Any) -> None:
@@ -43,7 +58,7 @@ async def test_nothing_changes_while_the_dry_run_is_unavailable(world: Any) -> N
         await world.settle()
     assert not world.cluster.asked
     await world.settle()
-    assert ways(world) == (True, False)
+    assert has_image(world)
 
 
 class Connection:
@@ -63,19 +78,18 @@ class Connection:
 
 
 @pytest.mark.parametrize(
-    ("result", "supported"),
+    "result",
     [
-        ([{"name": "probe", "image": {"reference": "probe"}}], True),
-        (None, False),
-        ([{"name": "probe", "emptyDir": {}}], False),
-        (Refused('.spec.template.spec.volumes[name="models"].image: field not declared in schema'), False),
+        None,
+        [{"name": "probe", "emptyDir": {}}],
+        Refused('.spec.template.spec.volumes[name="models"].image: field not declared in schema'),
     ],
 )
-async def test_dry_run_results_are_reported_and_kept(result: ClusterError | list[Any] | None, supported: bool) -> None:
-    connection = Connection(result)
+async def test_dry_run_is_repeated_until_images_are_mounted(result: ClusterError | list[Any] | None) -> None:
+    connection = Connection(result, [{"name": "probe", "image": {"reference": "probe"}}])
     volumes = ImageVolumes(connection)  # type: ignore[arg-type]
-    assert [await volumes.supported("prod", DEPLOYMENT) for _ in range(2)] == [supported] * 2
-    assert [("dryRun", "All") in query for query in connection.queries] == [True]
+    assert [await volumes.supported("prod", DEPLOYMENT) for _ in range(3)] == [False, True, True]
+    assert [("dryRun", "All") in query for query in connection.queries] == [True, True]
 
 
 async def test_inconclusive_dry_run_is_repeated() -> None:

@@ -30,6 +30,7 @@ def test_defaults() -> None:
     ("spec", "path", "words"),
     [
         ({"source": "pvc://disk/legal"}, "spec.source", "claim of the model"),
+        ({"source": "oci://reg.example/legal:1"}, "spec.source", "image of the model"),
         ({"source": "legal"}, "spec.source", "must be"),
         ({"source": None}, "spec.source", "is required"),
         ({"deploymentRef": None}, "spec.deploymentRef.name", "is required"),

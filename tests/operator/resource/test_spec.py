@@ -225,6 +225,10 @@ def test_existing_claim_can_be_the_cache() -> None:
         ({"model": {"source": "oci://image"}}, "model.source: must be a registry, a name and a tag or digest"),
         ({"model": {"source": "oci://reg.example/m"}}, "model.source: must be a registry, a name and a tag"),
         ({"model": {"source": "oci://reg.example/m:1/../x"}}, "model.source: must be a registry, a name and"),
+        (
+            {"model": {"source": "oci://reg.example/m:1", "cache": {"claimName": "models"}}},
+            "model.cache: does not apply to oci://",
+        ),
         ({"model": {"source": "hf://"}}, 'model.source: must be "hf://org/name@revision"'),
         ({"model": {"source": "hf://a/b/c"}}, "model.source: must be"),
         ({"model": {"source": "file://models"}}, "model.source: must be"),

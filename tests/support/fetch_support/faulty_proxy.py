@@ -1,10 +1,6 @@
-"""A proxy on loopback in front of a store or a registry: it forwards everything except what a test breaks.
-
-It also requires a login, by basic authentication or by tokens, as registries do.
-"""
+"""A proxy on loopback in front of a store: it forwards everything except what a test breaks."""
 
 import asyncio
-import base64
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -12,7 +8,6 @@ from aiohttp import web
 from yarl import URL
 
 _SKIPPED = frozenset({"host", "transfer-encoding", "connection", "keep-alive", "content-encoding"})
-TOKEN = "a-token"
 
 
 @dataclass(frozen=True)
@@ -36,42 +31,18 @@ class FaultyProxy:
     """The bytes after which nothing more is sent; each once."""
     damaged: set[str] = field(default_factory=set)
     """Downloads whose last byte is wrong."""
-    login: tuple[str, str] | None = None
-    """The required user and password."""
-    scheme: str = "bearer"
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request."""
-    authorizations: list[str] = field(default_factory=list)
     used: dict[str, int] = field(default_factory=dict)
-    token: str = TOKEN
-    renew_after_cut: str | None = None
-    """The only valid token after a connection was cut."""
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
-        app.router.add_get("/token", self._give_token)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         return app
 
     def ranges(self, end: str) -> list[str]:
         """Return the Range of each download whose path ends with this."""
         return [wanted for method, path, wanted in self.seen if method == "GET" and path.endswith(end)]
-
-    async def _give_token(self, request: web.Request) -> web.Response:
-        if self.login is not None and request.headers.get("Authorization") != _basic(self.login):
-            return web.json_response({"errors": [{"code": "UNAUTHORIZED", "message": "who are you"}]}, status=401)
-        return web.json_response({"token": self.token, "expires_in": 300})
-
-    def _unauthorized(self, request: web.Request) -> web.Response | None:
-        if self.login is None:
-            return None
-        given = request.headers.get("Authorization", "")
-        self.authorizations.append(given)
-        if given == (_basic(self.login) if self.scheme == "basic" else f"Bearer {self.token}"):
-            return None
-        realm = f'Bearer realm="{request.url.origin()}/token",service="registry",scope="repository:x:pull"'
-        challenge = 'Basic realm="registry"' if self.scheme == "basic" else realm
-        return web.json_response({}, status=401, headers={"WWW-Authenticate": challenge})
 
     def _broken(self, request: web.Request) -> web.Response | None:
         for end, answer in self.canned.items():
@@ -82,7 +53,7 @@ class FaultyProxy:
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.method, request.path, request.headers.get("Range", "")))
-        refused = self._unauthorized(request) or self._broken(request)
+        refused = self._broken(request)
         if refused is not None:
             return refused
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _SKIPPED}
@@ -117,7 +88,6 @@ class FaultyProxy:
         cut = _once(self.cut, request.path)
         await response.write(data if cut is None else data[:cut])
         if cut is not None and request.transport is not None:
-            self.token = self.renew_after_cut or self.token
             request.transport.abort()
         return response
 
@@ -130,7 +100,3 @@ def _once(faults: dict[str, int], path: str) -> int | None:
 def _for(request: web.Request, headers: dict[str, str], data: bytes) -> dict[str, str]:
     # The answer to HEAD describes a body that is not sent.
     return headers if request.method == "HEAD" else {k: v for k, v in headers.items() if k.lower() != "content-length"}
-
-
-def _basic(login: tuple[str, str]) -> str:
-    return f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"

@@ -94,7 +94,7 @@ async def _up(options: UpOptions, view: View) -> None:
 
 
 def fetch(context: typer.Context) -> None:
-    """Download a model from a hub, a bucket or a registry. Needs the engine, whose command quire-fetch it runs."""
+    """Download a model from a hub or a bucket. Needs the engine, whose command quire-fetch it runs."""
     command = installed(FETCH_COMMAND)
     os.execv(command, [command, *context.args])
 

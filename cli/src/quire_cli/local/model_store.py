@@ -18,6 +18,8 @@ from quire_cli.local.process import start_watched
 from quire_common.contract.engine import FETCH_COMMAND
 from quire_common.model_memory import ModelConfig, ModelFacts, parse_model_config
 from quire_common.model_source import (
+    NO_DOWNLOAD,
+    UNPACK,
     ClaimSource,
     FileSource,
     HubSource,
@@ -92,7 +94,7 @@ class ModelStore:
             return folder_facts(self._folder(source, field), weights_needed=weights_needed)
         cached = cached_model(self._cache, source)
         if cached is not None:
-            return folder_facts(cached / source.path if isinstance(source, ImageSource) else cached)
+            return folder_facts(cached)
         if isinstance(source, HubSource):
             return asyncio.run(self._hub_facts(source))  # needs no engine
         command = [installed(FETCH_COMMAND), str(source), "--describe"]
@@ -142,11 +144,16 @@ class ModelStore:
         finally:
             await reader.aclose()
 
-    def _folder(self, source: FileSource | ClaimSource, field: str) -> Path:
+    def _folder(self, source: FileSource | ClaimSource | ImageSource, field: str) -> Path:
+        if isinstance(source, ImageSource):
+            raise ModelProblem(
+                f"{field}: {source} {NO_DOWNLOAD}",
+                hint=f"here {UNPACK} by file://, or use hf:// or s3://; kubectl apply the file to a cluster",
+            )
         if isinstance(source, ClaimSource):
             raise ModelProblem(
                 f"{source} is a volume of a cluster, and this machine is not a cluster",
-                hint="use hf://, s3://, oci:// or file:// here; kubectl apply the file to a cluster",
+                hint="use hf://, s3:// or file:// here; kubectl apply the file to a cluster",
             )
         folder = self._base / source.path if source.relative else Path(source.path)
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""``quire-fetch``: download a model from a hub, a bucket or a registry.
+"""``quire-fetch``: download a model from a hub or a bucket.
 
 ``--to`` is what the init container of a pod runs: the folder becomes a link to files that are cached next to it.
 ``--cache`` and ``--describe`` serve the ``quire`` command, which reads JSON lines from standard output. A version in a
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quire_common.contract.engine import FETCHED_VERSION
-from quire_common.model_source import RemoteSource, cached_version, parse_source
+from quire_common.model_source import NO_DOWNLOAD, UNPACK, ImageSource, RemoteSource, cached_version, parse_source
 from quire_common.quantities import format_bytes
 from quire_engine.errors import FetchError
 from quire_engine.fetch.progress_server import Latest, served
@@ -28,12 +28,10 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DESCRIPTION = """Download a model, or resume an interrupted download.
 
 Credentials come from the variables and files of each source's own tools: HF_TOKEN and HF_ENDPOINT for a hub;
-AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL for a bucket; the logins of `docker login` for a
-registry.
+AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL for a bucket.
 
   quire-fetch hf://Qwen/Qwen3-0.6B --to models/qwen3
   quire-fetch s3://my-models/llama --to models/llama
-  quire-fetch oci://registry.example/llama:8b --to models/llama
 """
 
 
@@ -68,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="hf://org/name@revision, s3://bucket/path or oci://registry/name:tag/path",
+        help="hf://org/name@revision or s3://bucket/path",
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--to", type=Path, metavar="FOLDER", help="the model's folder; its files are cached next to it")
@@ -102,10 +100,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _remote(text: str) -> RemoteSource:
     source = parse_source(text)
+    if isinstance(source, ImageSource):
+        raise FetchError(f"{text} {NO_DOWNLOAD}", hint=UNPACK)
     if not isinstance(source, RemoteSource):
         raise FetchError(
-            f"{text} is not a source to download from",
-            hint="write hf://org/name@revision, s3://bucket/path or oci://registry/name:tag",
+            f"{text} is not a source to download from", hint="write hf://org/name@revision or s3://bucket/path"
         )
     return source
 

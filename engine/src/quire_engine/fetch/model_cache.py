@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire_common.model_source import BucketSource, HubSource, ImageSource, RemoteSource, cached_model, reference_file
+from quire_common.model_source import BucketSource, HubSource, RemoteSource, cached_model, reference_file
 from quire_common.quantities import format_bytes
 from quire_engine.errors import FetchError
 from quire_engine.fetch.folder_lock import LockPace, locked
@@ -96,22 +96,21 @@ async def fetch(
     if known is not None and source.is_pinned:
         with in_use(known) as is_there:
             if is_there:
-                return origin.model_folder(known)
+                return known
     try:
         listing = await _aside(origin.listing)
     except Unreachable as problem:
         if known is None:
             raise
         manner.say(f"{problem.message}; using what was fetched before")
-        return origin.model_folder(known)
+        return known
     elsewhere = origin.elsewhere(listing)
     if elsewhere is not None:
         return elsewhere
     try:
-        whole = await _kept(cache, origin, listing, progress=progress, manner=manner)
+        return await _kept(cache, origin, listing, progress=progress, manner=manner)
     except OSError as error:
         raise _explained(error, listing.model, root) from error
-    return origin.model_folder(whole)
 
 
 async def _aside(ask: Callable[[], Listing]) -> Listing:
@@ -150,33 +149,16 @@ async def _kept(cache: Cache, origin: Origin, listing: Listing, *, progress: Pro
         if not is_there:
             partial = cache.partial(version)
             partial.mkdir(parents=True, exist_ok=True)
-            _check_room(cache, origin, listing, manner.say)
+            _check_room(cache, listing, manner.say)
             await transfer(origin, listing, partial, progress=progress, patience=manner.patience)
-            await _finished(origin, listing, partial, manner.say)
             cache.complete(version)
         cache.remember(version)
     return whole
 
 
-async def _finished(origin: Origin, listing: Listing, folder: Path, say: Say) -> None:
-    stopped, loop = threading.Event(), asyncio.get_running_loop()
-
-    def said(line: str) -> None:
-        loop.call_soon_threadsafe(say, line)
-
-    work = asyncio.create_task(asyncio.to_thread(origin.finish, listing, folder, say=said, stopped=stopped.is_set))
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stopped.set()
-        await asyncio.gather(work, return_exceptions=True)
-        raise
-
-
-def _check_room(cache: Cache, origin: Origin, listing: Listing, say: Say) -> None:
+def _check_room(cache: Cache, listing: Listing, say: Say) -> None:
     partial = cache.partial(listing.version)
-    missing = missing_bytes(origin, listing, partial)
-    needed = missing + (listing.spare_bytes if missing else 0)
+    needed = missing_bytes(listing, partial)
     if needed > _free(partial):
         cache.make_room(listing.version, is_enough=lambda: needed <= _free(partial), say=say)
     free = _free(partial)
@@ -210,7 +192,3 @@ def origin_of(source: RemoteSource, *, of_adapter: bool = False) -> Origin:
             from quire_engine.fetch.bucket import BucketOrigin
 
             return BucketOrigin(source, of_adapter=of_adapter)
-        case ImageSource():
-            from quire_engine.fetch.image import ImageOrigin
-
-            return ImageOrigin(source)

@@ -1,6 +1,6 @@
 """The common part of all model sources: files with sizes and checksums, and the requests for them.
 
-Implemented by ``hub``, ``bucket`` and ``image``; used by ``transfer``, which downloads the files, and ``model_cache``,
+Implemented by ``hub`` and ``bucket``; used by ``transfer``, which downloads the files, and ``model_cache``,
 which keeps them. Every failure is a FetchError, or Unreachable if a cached version may be used instead.
 """
 
@@ -75,8 +75,6 @@ class Listing:
     version: str
     """A file name; equal only for equal files."""
     files: tuple[RemoteFile, ...]
-    spare_bytes: int = 0
-    """The space that is needed temporarily in addition to the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,36 +132,15 @@ class Origin(Protocol):
         """Return the trusted certificates; True means the default ones."""
         ...
 
-    def is_applied(self, file: RemoteFile, folder: Path) -> bool:
-        """Return whether a file that is no longer in ``folder`` has already been applied."""
-        ...
-
-    def finish(self, listing: Listing, folder: Path, *, say: Say, stopped: Callable[[], bool]) -> None:
-        """Create the model from the files, all of which are in ``folder``; continue after an interruption."""
-        ...
-
-    def model_folder(self, whole: Path) -> Path:
-        """Return the model's folder within the folder of its version. Raise FetchError if it is missing."""
-        ...
-
 
 class PlainFiles:
-    """A base for origins: their files are the model, they are nowhere else, and have the usual certificates."""
+    """A base for origins whose files are nowhere else, with the usual certificates."""
 
     def elsewhere(self, listing: Listing) -> Path | None:
         return None
 
     def trust(self) -> ssl.SSLContext | bool:
         return True
-
-    def is_applied(self, file: RemoteFile, folder: Path) -> bool:
-        return False
-
-    def finish(self, listing: Listing, folder: Path, *, say: Say, stopped: Callable[[], bool]) -> None:
-        return None
-
-    def model_folder(self, whole: Path) -> Path:
-        return whole
 
 
 def is_wanted(name: str) -> bool:

@@ -37,7 +37,7 @@ class Patience:
 async def transfer(origin: Origin, listing: Listing, folder: Path, *, progress: Progress, patience: Patience) -> None:
     """Download every missing file of the listing to ``folder``. Raise FetchError and OSError."""
     total = sum(file.size_bytes for file in listing.files)
-    missing = [file for file in listing.files if not _is_here(origin, file, folder)]
+    missing = [file for file in listing.files if not (folder / file.name).exists()]
     here = {file.name: file.size_bytes for file in listing.files if file not in missing}
     here |= {file.name: _size(part_of(folder, file)) for file in missing}
 
@@ -64,9 +64,9 @@ async def transfer(origin: Origin, listing: Listing, folder: Path, *, progress: 
             raise group.exceptions[0] from group  # One reason is enough; the others are mostly the same.
 
 
-def missing_bytes(origin: Origin, listing: Listing, folder: Path) -> int:
+def missing_bytes(listing: Listing, folder: Path) -> int:
     """Return the number of bytes that are still missing."""
-    files = (file for file in listing.files if not _is_here(origin, file, folder))
+    files = (file for file in listing.files if not (folder / file.name).exists())
     return sum(file.size_bytes - min(_size(part_of(folder, file)), file.size_bytes) for file in files)
 
 
@@ -181,10 +181,6 @@ class _Transfer:
 def _write(out: BinaryIO, piece: bytes) -> None:
     out.write(piece)
     out.flush()  # Data that is reported as arrived must survive a kill.
-
-
-def _is_here(origin: Origin, file: RemoteFile, folder: Path) -> bool:
-    return (folder / file.name).exists() or origin.is_applied(file, folder)
 
 
 def _size(path: Path) -> int:

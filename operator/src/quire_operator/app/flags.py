@@ -138,6 +138,7 @@ FLAGS = FlagTable(
     env_prefix="QUIRE_OPERATOR_",
     separator=",",
     removed={
+        "oci-volumes": "the kubelet mounts every oci:// model; remove the flag",
         "wake-by-service": "requests to the Service of a model no longer wake it; remove the flag, and send them to a "
         "gateway"
     },
@@ -166,9 +167,6 @@ usage: quire-operator [flags]
             _flag("model-size-limit", Quantity(), "the size limit of a model that a pod downloads without "
                   "spec.model.cache", "200Gi"),
             _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
-            _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
-                  "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
-                  "(image if the API server supports it)", "auto"),
             _flag("pod-user-id", Pattern(r"[1-9]\d{0,9}|none", "a user id such as 65532, or none", "UID"), "the user "
                   "and group of replicas; none leaves them to the cluster, as OpenShift's restricted-v2 requires",
                   "65532"),

@@ -92,7 +92,6 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             pull_policy=values["engine-pull-policy"],
             model_size_limit=values["model-size-limit"],
             hub_endpoint=values["hub-endpoint"],
-            image_volumes=values["oci-volumes"],
             user_id=None if values["pod-user-id"] == "none" else int(values["pod-user-id"]),
             allowed_exceptions=frozenset(values["pod-template-allow"] or ()),
         ),

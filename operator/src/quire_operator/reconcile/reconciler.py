@@ -29,7 +29,7 @@ from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.convergence.tracks import Tracked
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import all_problems, desired
-from quire_operator.domain.manifests.model_volume import wants_image_volume
+from quire_operator.domain.manifests.model_volume import image_field, image_problem
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
@@ -60,7 +60,6 @@ from quire_operator.reconcile.child_reader import observed_children
 from quire_operator.reconcile.departures import Departures
 from quire_operator.reconcile.executor import Executor
 from quire_operator.reconcile.groups import Groups
-from quire_operator.reconcile.image_volumes import images_for
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.pending_scaling import PendingScaling
 from quire_operator.reconcile.reporting import Reporter
@@ -219,7 +218,7 @@ class Reconciler:
         # Of a new LLMDeployment, nothing exists yet. If something has the name of a child all the same, its creation
         # fails, and the next pass reads it. A dry run for image volumes comes earlier, so specs with them read first.
         state.passes += 1
-        state.is_unread = state.passes == 1 and not resource.status and not wants_image_volume(spec)
+        state.is_unread = state.passes == 1 and not resource.status and image_field(spec) is None
         children = await observed_children(self._cluster, self._store, key, spec, features, is_unread=state.is_unread)
         goal = self.scaling.target(resource, state, spec, children)
         if spec.only_recommends:
@@ -298,15 +297,12 @@ class Reconciler:
                 adapters=() if spec.engine.adapters is None else self._adapters(key),
             )
 
-        try:
-            images = await images_for(self._cluster, self._images, resource, spec, children, rendered)
-            manifests = rendered(images)
-        except (Refused, QuotaExceeded, Forbidden) as error:
-            rejected = rejection("a dry run of the Deployment with an image volume", error)
-            return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
+        manifests = rendered(self._images)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
-        basis = Basis(spec=spec, manifests=manifests, images=images, rendered=rendered)
+        if (unmounted := await self._image_refusal(resource, spec, children, manifests)) is not None:
+            return ReconcileResult(blocking=unmounted, target=goal.replicas, again_seconds=REFUSED_SECONDS)
+        basis = Basis(spec=spec, manifests=manifests, images=self._images, rendered=rendered)
         resource = self._latest(resource)
         tracked = self._tracks.decide(resource, basis, children, replicas=goal.replicas, model_revision=model_revision)
         if isinstance(tracked, BlockingCondition):
@@ -318,6 +314,22 @@ class Reconciler:
             return ReconcileResult(blocking=blocking, target=goal.replicas, tracked=tracked)
         others = await self._tracks.unwatched(key, tracked, children)
         return Chosen(tracked=tracked, manifests=whole, goal=goal, children={**children, **others})
+
+    async def _image_refusal(
+        self, resource: Resource, spec: Spec, children: Mapping[Ref, Child], manifests: Manifests
+    ) -> BlockingCondition | None:
+        """Return why no pod can mount the image of a model; None if pods can, or if the spec names no image."""
+        field = image_field(spec)
+        there = children.get(Ref("Deployment", resource.key.name))
+        is_taken = there is not None and (there.owner is None or there.owner.uid != resource.uid)
+        if field is None or is_taken:
+            return None  # a taken name is reported before anything is applied
+        try:
+            if await self._cluster.takes_image_volumes(resource.key, manifests.trial):
+                return None
+        except (Refused, QuotaExceeded, Forbidden) as error:
+            return rejection("a dry run of the Deployment with an image volume", error)
+        return BlockingCondition.invalid([image_problem(field)])
 
     async def _fits(self, key: Key, spec: Spec, applied: DeploymentState | None) -> Finding:
         return Finding() if self._capacity is None else await self._capacity.check(key, spec, applied)

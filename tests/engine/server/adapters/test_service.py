@@ -280,6 +280,7 @@ async def test_an_adapter_unloaded_while_a_request_waits(make_adapters: Make, tm
     [
         ("gopher://x", None, "is not a source"),
         ("pvc://claim/fr", None, "cannot mount a claim"),
+        ("oci://reg.example/fr:1", None, "cannot mount a claim or an image"),
         ("s3://bucket/fr", "v2", "has no revisions"),
         ("/nowhere/at/all", None, "is not a folder"),
         ("/nowhere/at/all", "v2", "has no revisions"),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from quire_common.contract.adapters_file import AdapterEntry, AdapterFailure
 from quire_common.model_source import (
-    BucketSource,
     ClaimSource,
     FileSource,
     HubSource,
+    ImageSource,
     RemoteSource,
     cache_home,
     expected,
@@ -49,8 +49,8 @@ def source_of(entry: AdapterEntry) -> RemoteSource | Path:
             raise _failed(f"source {text!r} is not a source: expected {expected(text)}")
         case FileSource(path=path):
             return Path(path)
-        case ClaimSource():
-            raise _failed(f"{text}: an engine cannot mount a claim; use a folder, a hub, a bucket or an image")
+        case ClaimSource() | ImageSource():
+            raise _failed(f"{text}: an engine cannot mount a claim or an image; use a folder, a hub or a bucket")
         case remote:
             return remote
 
@@ -66,7 +66,7 @@ async def fetch_files(entry: AdapterEntry, cache: Path | None) -> Files:
         folder = await asyncio.to_thread(_download, source, cache or cache_home(os.environ))
     except FetchError as error:
         raise _failed(" ".join(filter(None, (str(error), error.hint)))) from error
-    return Files(folder=folder, revision=folder.name if isinstance(source, HubSource | BucketSource) else None)
+    return Files(folder=folder, revision=folder.name)
 
 
 def _download(source: RemoteSource, cache: Path) -> Path:

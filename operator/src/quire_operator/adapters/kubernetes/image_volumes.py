@@ -20,18 +20,18 @@ _UNKNOWN_FIELD = "image: field not declared in schema"
 
 
 class ImageVolumes:
-    """The answer of the API server, which is requested once."""
+    """The answer of the API server, which is requested until it is yes: an upgrade may turn image volumes on."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._supported: bool | None = None
+        self._supported = False
 
     async def supported(self, namespace: str, deployment: Mapping[str, Any]) -> bool:
         """Return whether the server keeps the image volume of this Deployment. Raises ``ClusterError``.
 
         This requires the permission to create Deployments in the namespace.
         """
-        if self._supported is None:
+        if not self._supported:
             self._supported = await self._try(namespace, deployment)
         return self._supported
 

@@ -29,7 +29,7 @@ from quire_operator.domain.manifests.objects import (
     selector,
 )
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS
-from quire_operator.domain.resource import RemoteSource, Retention, RolloutStrategy, Spec, names
+from quire_operator.domain.resource import ImageSource, RemoteSource, Retention, RolloutStrategy, Spec, names
 
 _MONITORING = "monitoring.coreos.com/v1"
 # A rollout may wait this long for the scheduler and the image in addition to the model; a hub needs time to download.
@@ -266,7 +266,7 @@ def progress_deadline_seconds(spec: Spec) -> int:
     if spec.rollout.progress_deadline_seconds is not None:
         return ceil(spec.rollout.progress_deadline_seconds)
     sources = (spec.model.source, None if spec.draft is None else spec.draft.source)
-    download = _DOWNLOAD_SECONDS * sum(isinstance(source, RemoteSource) for source in sources)
+    download = _DOWNLOAD_SECONDS * sum(isinstance(source, RemoteSource | ImageSource) for source in sources)
     return STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download
 
 

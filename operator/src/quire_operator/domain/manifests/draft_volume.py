@@ -7,14 +7,7 @@ models with folders of their own. A claim that both use is mounted once: not eve
 from dataclasses import dataclass
 
 from quire_common.model_source import link_name
-from quire_operator.domain.manifests.model_volume import (
-    MODELS_PATH,
-    VOLUME,
-    ModelVolume,
-    below,
-    file_problem,
-    is_draft_an_image,
-)
+from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, ModelVolume, below, file_problem
 from quire_operator.domain.resource import (
     BucketSource,
     ClaimSource,
@@ -52,21 +45,19 @@ class DraftVolume:
         return {"name": DRAFT_VOLUME, "mountPath": DRAFT_PATH}
 
 
-def draft_volume(
-    spec: Spec, target: ModelVolume, *, size_limit: str, image_volumes: bool = False
-) -> DraftVolume | None:
+def draft_volume(spec: Spec, target: ModelVolume, *, size_limit: str) -> DraftVolume | None:
     """Return the volume of the draft model in a pod with this volume of the target; None without a draft model."""
     draft = spec.draft
     if draft is None:
         return None
     match draft.source:
-        case ImageSource() as image if image_volumes and spec.model.cache is None and is_draft_an_image(spec):
+        case ImageSource() as image:
             return DraftVolume(
                 model_path=below(DRAFT_PATH, image.path),
                 volume={"image": {"reference": image.image}},
                 pull_secret=draft.credentials_secret,
             )
-        case HubSource() | BucketSource() | ImageSource() as remote:
+        case HubSource() | BucketSource() as remote:
             if target.takes_downloads:
                 return DraftVolume(model_path=below(MODELS_PATH, link_name(remote)), fetch=remote)
             volume: JSON = {"emptyDir": {"sizeLimit": size_limit}}

@@ -18,6 +18,7 @@ from quire_operator.domain.resource import (
     Source,
     Spec,
 )
+from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.names import CACHE_CLAIM_SUFFIX
 
 JSON = dict[str, object]
@@ -56,15 +57,15 @@ class ModelVolume:
         return claim if isinstance(claim, Mapping) else None
 
 
-def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) -> ModelVolume:
-    """Return the volume for a spec's source and cache. ``image_volumes`` is True if the kubelet mounts images."""
+def model_volume(spec: Spec, *, size_limit: str) -> ModelVolume:
+    """Return the volume for a spec's source and cache."""
     claim = _claim_volume(spec)
     match spec.model.source:
-        case ImageSource() as image if image_volumes and spec.model.cache is None:
+        case ImageSource() as image:
             return ModelVolume(
                 model_path=below(MODELS_PATH, image.path), volume={"image": {"reference": image.image}}, image=image
             )
-        case HubSource() | BucketSource() | ImageSource() as remote:
+        case HubSource() | BucketSource() as remote:
             # Many models may share a claim, which other pods may mount at another path.
             path = f"{MODELS_PATH}/{link_name(remote)}"
             return ModelVolume(model_path=path, volume=claim or {"emptyDir": {"sizeLimit": size_limit}}, fetch=remote)
@@ -78,16 +79,21 @@ def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) ->
             return ModelVolume(model_path=path, volume=claim)
 
 
-def wants_image_volume(spec: Spec) -> bool:
-    """Return True if the kubelet should mount an image, if it can. With a cache, models belong there."""
-    return spec.model.cache is None and (isinstance(spec.model.source, ImageSource) or is_draft_an_image(spec))
+def image_field(spec: Spec) -> str | None:
+    """Return the field whose image the kubelet mounts as a model; None if it mounts none."""
+    if isinstance(spec.model.source, ImageSource):
+        return "spec.model.source"
+    is_draft = spec.draft is not None and isinstance(spec.draft.source, ImageSource)
+    return "spec.engine.speculation.draft.source" if is_draft else None
 
 
-def is_draft_an_image(spec: Spec) -> bool:
-    """Return True if the draft model may be mounted as an image: a pod does not start without its images."""
-    speculation = spec.engine.speculation
-    draft = None if speculation is None or not speculation.required else speculation.draft
-    return draft is not None and isinstance(draft.source, ImageSource)
+def image_problem(field: str) -> Problem:
+    """Return the problem of a field that names an image on a cluster without image volumes."""
+    return Problem(
+        path=field,
+        message="this cluster's API server drops image volumes, so no pod can mount the image: use Kubernetes 1.35 or "
+        "newer, enable the feature gate ImageVolume (from 1.31), or use hf://, s3:// or pvc://",
+    )
 
 
 def file_problem(source: Source) -> str | None:

@@ -66,8 +66,6 @@ class Images:
     """The size limit, as a quantity, of the volume into which a pod downloads its own model."""
     hub_endpoint: str | None = None
     """Another address of the model hub, such as a mirror."""
-    image_volumes: bool | None = None
-    """True if the kubelet mounts images as volumes; None until the cluster was tested."""
     user_id: int | None = USER_ID
     """The user and group of replicas; None leaves them to the cluster, as OpenShift requires."""
     allowed_exceptions: frozenset[str] = frozenset()
@@ -120,9 +118,8 @@ def _pod_spec(
     served_names: Sequence[str],
     group_secret: str | None,
 ) -> JSON:
-    image_volumes, size_limit = bool(images.image_volumes), images.model_size_limit
-    volume = model_volume(spec, image_volumes=image_volumes, size_limit=size_limit)
-    draft = draft_volume(spec, volume, image_volumes=image_volumes, size_limit=size_limit)
+    volume = model_volume(spec, size_limit=images.model_size_limit)
+    draft = draft_volume(spec, volume, size_limit=images.model_size_limit)
     pod: JSON = {
         "serviceAccountName": spec.name,
         "automountServiceAccountToken": False,

@@ -4,13 +4,11 @@ Part of ``pod_template``. The variables are those of each source's own tools. Wi
 does not create the container and reports that in the pod's status, so the operator needs no permission to read secrets.
 """
 
-from quire_operator.domain.resource import BucketSource, HubSource, ImageSource, RemoteSource
+from quire_operator.domain.resource import BucketSource, HubSource, RemoteSource
 
 JSON = dict[str, object]
 
 HUB_TOKEN_KEY = "token"
-REGISTRY_KEY = ".dockerconfigjson"
-"""The key in secrets of the type kubernetes.io/dockerconfigjson."""
 AWS_REQUIRED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 AWS_OPTIONAL = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 
@@ -28,14 +26,11 @@ def credentials_environment(source: RemoteSource, secret: str | None, *, optiona
         case BucketSource():
             required = [_variable(key, secret, key, optional=optional) for key in AWS_REQUIRED]
             return required + [_variable(key, secret, key, optional=True) for key in AWS_OPTIONAL]
-        case ImageSource():
-            return [_variable("DOCKER_AUTH_CONFIG", secret, REGISTRY_KEY, optional=optional)]
 
 
 def adapter_credentials(secret: str) -> list[JSON]:
     """Return the variables for all kinds of sources that one secret may have credentials for."""
-    keys = {"HF_TOKEN": HUB_TOKEN_KEY, "DOCKER_AUTH_CONFIG": REGISTRY_KEY}
-    keys |= {key: key for key in (*AWS_REQUIRED, *AWS_OPTIONAL)}
+    keys = {"HF_TOKEN": HUB_TOKEN_KEY} | {key: key for key in (*AWS_REQUIRED, *AWS_OPTIONAL)}
     return [_variable(name, secret, key, optional=True) for name, key in keys.items()]
 
 

@@ -5,17 +5,21 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from quire_common.contract.adapters_file import Placement
-from quire_common.model_source import ClaimSource, Source
+from quire_common.model_source import ClaimSource, ImageSource, Source
 from quire_common.names import object_name_problem
 from quire_operator.domain.resource import names
 from quire_operator.domain.resource.deployment import Invalid, read_head
 from quire_operator.domain.resource.field_kinds import Choice, ObjectName
 from quire_operator.domain.resource.fields import Fields
-from quire_operator.domain.resource.model import SOURCE_RULES_WITHOUT_CLAIMS, ModelSource, ServedName
+from quire_operator.domain.resource.model import ADAPTER_SOURCE_RULES, ModelSource, ServedName
 from quire_operator.domain.resource.schema import Rule, Section, read_section
 
 _ON_A_CLAIM = (
     "an adapter cannot bring a claim into running replicas: put it on the claim of the model and use file://./folder"
+)
+_IN_AN_IMAGE = (
+    "an adapter cannot bring an image into running replicas: put it into the image of the model and use "
+    "file://./folder, or use hf:// or s3://"
 )
 
 
@@ -49,12 +53,12 @@ class AdapterSpec:
         ModelSource(
             "Location of the adapter in PEFT's layout (adapter_config.json and safetensors): hf://org/name@revision "
             "(Hugging Face Hub), s3://bucket/path (optionally with ?region= and &endpoint=), "
-            "oci://registry/name:tag/path, file:///path (a folder in the container) or file://./dir (relative to "
-            "/models in pods, and relative to the manifest with `quire up`). pvc:// is not possible, because a "
-            "running pod cannot mount another claim.",
+            "file:///path (a folder in the container) or file://./dir (relative to /models in pods, and relative to "
+            "the manifest with `quire up`). pvc:// and oci:// are not possible, because a running pod cannot mount "
+            "another volume.",
             max_length=1024,
-            example='"hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag" or "file://./folder"',
-            rules=SOURCE_RULES_WITHOUT_CLAIMS,
+            example='"hf://org/name@revision", "s3://bucket/path" or "file://./folder"',
+            rules=ADAPTER_SOURCE_RULES,
         ),
     ]
     served_name: Annotated[
@@ -82,6 +86,8 @@ class AdapterSpec:
         """Note a source that running replicas cannot reach."""
         if isinstance(self.source, ClaimSource):
             document.problem("source", _ON_A_CLAIM)
+        if isinstance(self.source, ImageSource):
+            document.problem("source", _IN_AN_IMAGE)
 
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "AdapterSpec | Invalid":

@@ -47,9 +47,9 @@ class AdapterSlots:
         SecretReference(
             "Secret in this namespace with the credentials for the sources of LLMAdapters. It may have the keys of "
             "several kinds of sources: `token` for hf://, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
-            "AWS_REGION and AWS_ENDPOINT_URL for s3://, and .dockerconfigjson for oci://. A store that a source names "
-            "by ?endpoint= gets no credentials unless it is AWS_ENDPOINT_URL. Replicas read the secret when they "
-            "start. It is set here because a running pod cannot get another secret.",
+            "AWS_REGION and AWS_ENDPOINT_URL for s3://. A store that a source names by ?endpoint= gets no credentials "
+            "unless it is AWS_ENDPOINT_URL. Replicas read the secret when they start. It is set here because a "
+            "running pod cannot get another secret.",
             secret="Name of the secret.",
         ),
     ] = None

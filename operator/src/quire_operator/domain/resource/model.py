@@ -6,33 +6,30 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from quire_common.model_source import EXAMPLES, FileSource, Source, expected, parse_source
+from quire_common.model_source import EXAMPLES, FileSource, ImageSource, Source, expected, parse_source
 from quire_operator.domain.resource.field_kinds import ByteSize, Choice, ObjectName, SecretReference, Text
 from quire_operator.domain.resource.fields import Fields, shown
 from quire_operator.domain.resource.schema import Rule, Section
 
-_NO_CLAIM_FORMS = (
+_DOWNLOADED_FORMS = (
     r"self.matches('^hf://[A-Za-z0-9][\\w.-]*(/[A-Za-z0-9][\\w.-]*)?(@[A-Za-z0-9][\\w./-]*)?$') "
     r"|| self.matches('^file://(/|\\.\\.?/).*[^/].*$') "
-    "|| self.matches('^(s3|oci)://')"
+    "|| self.matches('^s3://')"
 )
-_CLAIM_FORM = "self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')"
+_MOUNTED_FORMS = "self.matches('^oci://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')"
 _FORM_RULE = Rule(
-    cel=f"{_NO_CLAIM_FORMS} || {_CLAIM_FORM}",
+    cel=f"{_DOWNLOADED_FORMS} || {_MOUNTED_FORMS}",
     message='must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", '
     '"pvc://claim/path", "file:///folder" or "file://./folder"',
 )
-_NO_CLAIM_RULE = Rule(
-    cel=_NO_CLAIM_FORMS,
-    message='must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", "file:///folder" or '
-    '"file://./folder"',
+_BUCKET_RULE = Rule(
+    cel="!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^?]*)?' "
+    "+ '([?](region|endpoint)=[^&]+(&(region|endpoint)=[^&]+)?)?$')",
+    message='a bucket must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
 )
-_DETAIL_RULES = (
-    Rule(
-        cel="!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^?]*)?' "
-        "+ '([?](region|endpoint)=[^&]+(&(region|endpoint)=[^&]+)?)?$')",
-        message='a bucket must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
-    ),
+SOURCE_RULES = (
+    _FORM_RULE,
+    _BUCKET_RULE,
     Rule(
         cel="!self.startsWith('oci://') || self.matches('^oci://(localhost' "
         "+ '|[A-Za-z0-9-]+([.][A-Za-z0-9-]+)+(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+)/[a-z0-9][a-z0-9._/-]*' "
@@ -41,9 +38,15 @@ _DETAIL_RULES = (
         '"oci://registry.example/org/model:1"; append /path if the model is in a folder of the image',
     ),
 )
-SOURCE_RULES = (_FORM_RULE, *_DETAIL_RULES)
 """The forms that ``ModelSource`` reads, for the API server."""
-SOURCE_RULES_WITHOUT_CLAIMS = (_NO_CLAIM_RULE, *_DETAIL_RULES)
+ADAPTER_SOURCE_RULES = (
+    Rule(
+        cel=_DOWNLOADED_FORMS,
+        message='must be "hf://org/name@revision", "s3://bucket/path", "file:///folder" or "file://./folder"',
+    ),
+    _BUCKET_RULE,
+)
+"""The same for adapters, which a running pod cannot mount."""
 _SERVED_NAME = re.compile(r"[A-Za-z0-9]([\w./:-]{0,126}[A-Za-z0-9])?", re.ASCII)
 _MAX_SERVED_NAME = 128
 
@@ -168,9 +171,9 @@ class Model:
         Source,
         ModelSource(
             "Location of the weights: hf://org/name@revision (Hugging Face Hub), s3://bucket/path (optionally with "
-            "?region= and &endpoint=), oci://registry/name:tag/path (an image or artifact, and the path of a folder "
-            "inside it), pvc://claim/path, file:///path (a folder in the container) or file://./dir (relative to "
-            "/models in pods, and relative to the manifest with `quire up`).",
+            "?region= and &endpoint=), oci://registry/name:tag/path (an image that the kubelet mounts, and the path of "
+            "a folder inside it), pvc://claim/path, file:///path (a folder in the container) or file://./dir (relative "
+            "to /models in pods, and relative to the manifest with `quire up`).",
             max_length=1024,
             example=EXAMPLES,
             flags=("model", "revision"),
@@ -199,7 +202,17 @@ class Model:
         ModelCache | None,
         Section(
             "Volume that stores downloaded weights, so that each claim is filled only once. Without it, each pod "
-            "downloads the weights itself; nodes cache only weights from image volumes.",
+            "downloads the weights itself; nodes keep the images of oci://.",
             flags=("download-dir",),
         ),
     ] = None
+
+    RULES: ClassVar = (
+        Rule(
+            at="cache",
+            cel="!has(self.cache) || !self.source.startsWith('oci://')",
+            holds=lambda model, document: model.cache is None or not isinstance(model.source, ImageSource),
+            message="does not apply to oci://: the kubelet mounts the image, and nodes keep it. Remove cache, or use "
+            "hf:// or s3://",
+        ),
+    )

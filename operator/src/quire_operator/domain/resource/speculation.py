@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from quire_common.model_source import EXAMPLES, ClaimSource, Source
+from quire_common.model_source import EXAMPLES, ClaimSource, ImageSource, Source
 from quire_operator.domain.resource.field_kinds import Boolean, Choice, Integer, SecretReference
 from quire_operator.domain.resource.fields import Fields
 from quire_operator.domain.resource.model import SOURCE_RULES, ModelSource
@@ -119,13 +119,13 @@ class Speculation:
         ),
         Rule(
             at="required",
-            cel="!has(self.required) || self.required || !has(self.draft) || !self.draft.source.startsWith('pvc://')",
+            cel="!has(self.required) || self.required || !has(self.draft) || !self.draft.source.matches('^(pvc|oci)://')",
             holds=lambda speculation, document: (
                 speculation.required
                 or speculation.draft is None
-                or not isinstance(speculation.draft.source, ClaimSource)
+                or not isinstance(speculation.draft.source, ClaimSource | ImageSource)
             ),
-            message="cannot be false with a draft.source of pvc://: no pod starts without its claims; remove required, "
-            "or use another source",
+            message="cannot be false with a draft.source of pvc:// or oci://: no pod starts without its volumes. "
+            "Remove required, or use another source",
         ),
     )

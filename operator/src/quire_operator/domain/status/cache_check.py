@@ -31,7 +31,7 @@ def unshared_cache(spec: Spec) -> Problem | None:
         path="spec.model.cache.accessMode",
         message=(
             f"a ReadWriteOnce volume can be mounted on one node only, but {why}. Set ReadWriteMany, use an oci:// "
-            f"model without a cache (an image volume), {remedy}, or select one node by {HOSTNAME} in "
+            f"model without a cache, {remedy}, or select one node by {HOSTNAME} in "
             "spec.podTemplate.spec.nodeSelector"
         ),
     )
