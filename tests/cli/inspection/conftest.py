@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from page_server import page_server
 from run_quire import run_quire
 
-from quire_cli.local.process import identify
-from quire_cli.local.run_state import ProcessRecord, RunState, ServedState
-from quire_cli.local.state import boot_id, run_folder, state_home
+from quire_cli.local.state import RunFolder, RunState, ServedState, run_folder, state_home
 
 
 @dataclass
@@ -22,6 +19,7 @@ class Machine:
     """A machine of the test on which runs have left their state."""
 
     home: Path
+    held: dict[Path, RunFolder] = field(default_factory=dict)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -30,34 +28,38 @@ class Machine:
     def run(
         self, file: str, *, live: bool, time: float = 1000.0, ended: float | None = None, **served: ServedState
     ) -> Path:
-        """Write the state of a run of this YAML file; the process of a live one is this test."""
-        me = identify(os.getpid())
-        assert me is not None
-        owner = ProcessRecord(name="quire", pid=me.pid, started=me.started if live else "long ago")
+        """Write the state of a run of this YAML file; this test holds the lock of a live one."""
         state = RunState(
-            pid=me.pid,
+            pid=os.getpid(),
             started=900.0,
             time=time,
             ended=ended,
             file=file,
             address="http://127.0.0.1:8000",
-            owner=owner,
             deployments=served,
-            boot=boot_id(),
         )
-        folder = run_folder(state_home(self.environ), Path(file))
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "state.json").write_bytes(msgspec.json.encode(state))
-        return folder
+        path = run_folder(state_home(self.environ), Path(file))
+        if path in self.held:
+            self.held.pop(path).release()
+        folder = RunFolder.claim(path, file=Path(file))
+        folder.write(state)
+        if live:
+            self.held[path] = folder
+        else:
+            folder.release()
+        return path
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.chdir(tmp_path)
-    return Machine(tmp_path / "state")
+    machine = Machine(tmp_path / "state")
+    yield machine
+    for folder in machine.held.values():
+        folder.release()
 
 
 @dataclass

@@ -12,8 +12,7 @@ from specs import valid_spec
 
 from quire_cli.inspection.explain_view import fresh_stretches, line, render
 from quire_cli.inspection.explanation import Explanation, OperatorReport, key_inputs, of_resource, of_run
-from quire_cli.local.run_state import ReplicaState, ServedState
-from quire_cli.local.scaling_rules import Rules
+from quire_cli.local.state import ReplicaState, Rules, ServedState
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted
 from quire_operator.domain.cluster_state.trimming import trim_resource

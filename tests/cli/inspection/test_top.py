@@ -13,7 +13,7 @@ from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Repl
 from quire_cli.inspection.load import CACHE_QUERIES, PREEMPTIONS, Reading
 from quire_cli.inspection.top import _poll
 from quire_cli.inspection.top_view import notes, render
-from quire_cli.local.run_state import ReplicaState, ServedState
+from quire_cli.local.state import ReplicaState, ServedState
 from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.observation import Histogram
 from quire_operator.ports import ClusterError

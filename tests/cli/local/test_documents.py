@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire_cli.errors import FileProblem, SpecProblem
-from quire_cli.local.adapters import write_adapters
+from quire_cli.local.deployment import write_adapters
 from quire_cli.local.documents import read_manifests
 from quire_common.contract.adapters_file import Placement, parse_adapters
 

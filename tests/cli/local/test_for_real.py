@@ -13,12 +13,11 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from quire_local.harness import until_dead
+from quire_local.harness import is_alive, session_members, until_dead
 from quire_local.tiny_model import write_tiny_model
 
-from quire_cli.local.process import ProcessIdentity, identify, session_members
-from quire_cli.local.state import read_state, run_folder, state_home
-from quire_cli.local.supervision import free_port
+from quire_cli.local.process import free_port
+from quire_cli.local.state import read, run_folder, state_home
 from quire_common.contract.engine import LIVE_PATH, METRICS_PATH, READY_PATH
 from quire_common.metrics_page import points
 from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES
@@ -55,15 +54,15 @@ class Quire:
                     return told
         raise AssertionError(f"ended without {kind} {fields}")
 
-    def leaders(self) -> dict[str, ProcessIdentity]:
+    def leaders(self) -> dict[str, int]:
         """Return the live processes that it started itself, by name."""
-        records = read_state(run_folder(state_home(self.environ), self.file))["processes"]
-        assert isinstance(records, list)
-        return {r["name"]: found for r in records if (found := identify(r["pid"])) is not None}
+        run = read(run_folder(state_home(self.environ), self.file))
+        assert run is not None and run.is_live
+        return {name: pid for name, pid in run.state.processes.items() if is_alive(pid)}
 
     def processes(self) -> list[int]:
         """Return these processes and all their descendants."""
-        return [member.pid for leader in self.leaders().values() for member in session_members(leader)]
+        return [member for leader in self.leaders().values() for member in session_members(leader)]
 
     def replica_url(self) -> str:
         file = run_folder(state_home(self.environ), self.file) / "endpoints.json"
@@ -107,7 +106,7 @@ async def test_up_serves_recovers_and_leaves_no_process(quire: Quire) -> None:
             served = {point.name for point in points((await replica.get(METRICS_PATH)).text, NAMES)}
             assert served == NAMES - SPECULATION_NAMES, "the autoscaler reads what the engine serves"
 
-        os.kill(quire.leaders()["chat-0"].pid, signal.SIGKILL)
+        os.kill(quire.leaders()["chat-0"], signal.SIGKILL)
         assert (await quire.event("phase", process="chat-0", phase="Failed"))["exitCode"] == -signal.SIGKILL
         await quire.event("phase", process="chat-0", phase="Ready")
         again = await client.completions.create(

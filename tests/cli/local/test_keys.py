@@ -7,7 +7,7 @@ import pytest
 from specs import valid_spec
 
 from quire_cli.errors import SpecProblem
-from quire_cli.local.keys import check_key_file, key_file
+from quire_cli.local.deployment import check_key_file, key_file
 
 KEYED = {"auth": {"secretName": "team-keys"}}
 

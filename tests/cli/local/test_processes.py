@@ -4,24 +4,23 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from quire_local.harness import FAKE_ENGINE, HURRY, Watch
 
-from quire_cli.local.replicas import LocalCluster, LocalDeployment
-from quire_cli.local.supervision import Phase
+from quire_cli.local.deployment import LocalDeployment
+from quire_cli.local.process import Phase
+from quire_cli.local.replicas import LocalCluster
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 
 
 class Cluster:
     """A local cluster of fake engines, in a folder."""
 
-    def __init__(self, folder: Path, http: aiohttp.ClientSession) -> None:
+    def __init__(self, folder: Path) -> None:
         self.watch = Watch()
         self.file = folder / "endpoints.json"
         self.troubles: list[str] = []
         self.local = LocalCluster(
-            http=http,
             endpoints_file=self.file,
             logs=folder,
             pace=HURRY,
@@ -57,10 +56,9 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with aiohttp.ClientSession() as http:
-        cluster = Cluster(tmp_path, http)
-        yield cluster
-        await cluster.local.kill()
+    cluster = Cluster(tmp_path)
+    yield cluster
+    await cluster.local.kill()
 
 
 async def test_replicas_are_numbered_and_announced_when_ready(cluster: Cluster) -> None:
@@ -152,7 +150,7 @@ async def test_each_replica_sees_its_own_gpu_or_none(cluster: Cluster, tmp_path:
     for name, gpus, expected in (("gpu", (3, 4), ["3", "4"]), ("again", (5,), ["5", "5"]), ("cpu", (), ["", ""])):
         cluster.add(name, replicas=2, gpus=gpus)
         await cluster.until(f"{name}-0", f"{name}-1", name=name)
-        pids = [status.identity.pid for status in cluster.local.statuses(name) if status.identity]
+        pids = [status.pid for status in cluster.local.statuses(name)]
         environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
         seen = [e.decode().partition("=")[2] for env in environments for e in env if e.startswith(b"CUDA_VISIBLE")]
         assert seen == expected

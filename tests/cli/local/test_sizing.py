@@ -7,9 +7,9 @@ import pytest
 from specs import valid_spec
 
 from quire_cli.errors import CapacityProblem
+from quire_cli.local.deployment import LocalDeployment
 from quire_cli.local.machine import Machine
-from quire_cli.local.replicas import LocalDeployment
-from quire_cli.local.sizing import Share, share_of
+from quire_cli.local.plan import Share, share_of
 from quire_operator.domain.resource import Spec
 
 

@@ -14,8 +14,7 @@ import aiohttp
 import pytest
 from quire_local.harness import FAKE_ENGINE, HURRY, Watch, is_alive, until_dead
 
-from quire_cli.local.process import WatchedProcess, log_tail
-from quire_cli.local.supervision import KeptProcess, Launch, Phase, Status, phase_message
+from quire_cli.local.process import KeptProcess, Launch, Phase, Status, WatchedProcess, log_tail, phase_message
 
 
 class Kept:
@@ -27,20 +26,14 @@ class Kept:
     async def until(self, phase: Phase) -> None:
         await self.watch.until(lambda: self.process.status.phase is phase)
 
-    async def crash(self, http: aiohttp.ClientSession) -> None:
+    async def crash(self) -> None:
         with pytest.raises(aiohttp.ClientError):
-            await http.post(f"{self.process.status.url}/crash")
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as session:
-        yield session
+            async with aiohttp.ClientSession() as http:
+                await http.post(f"{self.process.status.url}/crash")
 
 
 @asynccontextmanager
 async def kept(
-    http: aiohttp.ClientSession,
     folder: Path,
     *,
     command: Sequence[str] = FAKE_ENGINE,
@@ -61,7 +54,7 @@ async def kept(
         kill_grace_seconds=grace,
         environment=environment,
     )
-    process = KeptProcess(launch, http=http, pace=HURRY, changed=changed)
+    process = KeptProcess(launch, pace=HURRY, changed=changed)
     task = asyncio.create_task(process.run())
     try:
         yield Kept(process, task, watch, phases)
@@ -70,8 +63,8 @@ async def kept(
         await asyncio.wait_for(task, 60)
 
 
-async def test_process_phases_are_loading_ready_draining(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with kept(http, tmp_path, FAKE_LOAD_SECONDS="0.1") as it:
+async def test_process_phases_are_loading_ready_draining(tmp_path: Path) -> None:
+    async with kept(tmp_path, FAKE_LOAD_SECONDS="0.1") as it:
         await it.until(Phase.READY)
         assert it.process.status.url is not None and it.process.status.ever_ready
         it.process.stop()
@@ -80,16 +73,16 @@ async def test_process_phases_are_loading_ready_draining(http: aiohttp.ClientSes
         assert (it.process.status.exit_code, it.process.status.restarts) == (0, 0)
 
 
-async def test_ended_process_is_restarted_and_its_last_lines_kept(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with kept(http, tmp_path) as it:
+async def test_ended_process_is_restarted_and_its_last_lines_kept(tmp_path: Path) -> None:
+    async with kept(tmp_path) as it:
         await it.until(Phase.READY)
-        first = it.process.status.identity
-        await it.crash(http)
+        first = it.process.status.pid
+        await it.crash()
         await it.until(Phase.FAILED)
         status = it.process.status
         assert (status.exit_code, status.reason, status.restarts) == (3, "CUDA error: out of cookies", 1)
         await it.until(Phase.READY)
-        assert it.process.status.identity != first
+        assert it.process.status.pid != first
 
 
 @pytest.mark.parametrize(
@@ -133,36 +126,34 @@ def test_loading_counts_as_a_start_until_it_fails_repeatedly(phase: Phase, failu
     ],
 )
 async def test_process_ended_by_a_signal_is_not_blamed_on_its_last_line(
-    http: aiohttp.ClientSession, tmp_path: Path, number: signal.Signals, reason: str
+    tmp_path: Path, number: signal.Signals, reason: str
 ) -> None:
-    async with kept(http, tmp_path) as it:
+    async with kept(tmp_path) as it:
         await it.until(Phase.READY)
         with (tmp_path / "chat-0.log").open("a") as log:
             log.write("the weights are in\n")
-        identity = it.process.status.identity
-        assert identity is not None
-        os.kill(identity.pid, number)
+        pid = it.process.status.pid
+        assert pid is not None
+        os.kill(pid, number)
         await it.until(Phase.FAILED)
         assert (it.process.status.exit_code, it.process.status.reason) == (-number, reason)
 
 
-async def test_process_that_never_gets_ready_is_restarted(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with kept(http, tmp_path, FAKE_EXIT="2") as it:
+async def test_process_that_never_gets_ready_is_restarted(tmp_path: Path) -> None:
+    async with kept(tmp_path, FAKE_EXIT="2") as it:
         await it.watch.until(lambda: it.process.status.restarts >= 3)
         status = it.process.status
         assert not status.ever_ready
         assert (status.exit_code, status.reason) == (2, "the model folder holds no tokenizer")
 
 
-async def test_missing_program_is_reported(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with kept(http, tmp_path, command=["/nowhere/engine"]) as it:
+async def test_missing_program_is_reported(tmp_path: Path) -> None:
+    async with kept(tmp_path, command=["/nowhere/engine"]) as it:
         await it.until(Phase.FAILED)
         assert it.process.status.reason == "/nowhere/engine: No such file or directory"
 
 
-async def test_process_that_cannot_be_forked_is_tried_again(
-    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_process_that_cannot_be_forked_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, errors = WatchedProcess.start, [OSError(errno.EAGAIN, "too many processes")]
 
     async def limited(*args: Any, **options: Any) -> WatchedProcess:
@@ -171,7 +162,7 @@ async def test_process_that_cannot_be_forked_is_tried_again(
         return await start(*args, **options)
 
     monkeypatch.setattr(WatchedProcess, "start", limited)
-    async with kept(http, tmp_path) as it:
+    async with kept(tmp_path) as it:
         await it.until(Phase.READY)
         assert it.phases == [Phase.FAILED, Phase.LOADING, Phase.READY]
         status = it.process.status
@@ -179,21 +170,21 @@ async def test_process_that_cannot_be_forked_is_tried_again(
         assert phase_message(replace(status, phase=Phase.FAILED), None).endswith("tried again: too many processes")
 
 
-async def test_drain_is_limited_by_its_grace_period(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with kept(http, tmp_path, FAKE_DRAIN_SECONDS="0.3") as it:
+async def test_drain_is_limited_by_its_grace_period(tmp_path: Path) -> None:
+    async with kept(tmp_path, FAKE_DRAIN_SECONDS="0.3") as it:
         await it.until(Phase.READY)
         it.process.stop()
         await it.task
         assert it.process.status.exit_code == 0
-    async with kept(http, tmp_path, grace=0.2, FAKE_DRAIN_SECONDS="never") as it:
+    async with kept(tmp_path, grace=0.2, FAKE_DRAIN_SECONDS="never") as it:
         await it.until(Phase.READY)
         it.process.stop()
         await it.task
         assert it.process.status.exit_code == -signal.SIGKILL
 
 
-async def test_loading_process_can_be_stopped(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with kept(http, tmp_path, FAKE_LOAD_SECONDS="600") as it:
+async def test_loading_process_can_be_stopped(tmp_path: Path) -> None:
+    async with kept(tmp_path, FAKE_LOAD_SECONDS="600") as it:
         await it.until(Phase.LOADING)
         it.process.stop()
         await it.task
@@ -201,14 +192,14 @@ async def test_loading_process_can_be_stopped(http: aiohttp.ClientSession, tmp_p
 
 
 @pytest.mark.parametrize("end", ["crash", "stop", "kill"])
-async def test_child_processes_end_with_their_parent(http: aiohttp.ClientSession, tmp_path: Path, end: str) -> None:
+async def test_child_processes_end_with_their_parent(tmp_path: Path, end: str) -> None:
     children = tmp_path / "children"
-    async with kept(http, tmp_path, FAKE_CHILD=str(children)) as it:
+    async with kept(tmp_path, FAKE_CHILD=str(children)) as it:
         await it.until(Phase.READY)
         child = int(children.read_text().split()[0])
         assert is_alive(child)
         if end == "crash":
-            await it.crash(http)
+            await it.crash()
         elif end == "stop":
             it.process.stop()
         else:

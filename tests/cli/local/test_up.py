@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,9 @@ import pytest
 from quire_local.harness import FAKE_ENGINE, HURRY, until_dead
 
 from quire_cli.errors import AddressProblem, AlreadyRunning, CapacityProblem, ModelProblem, SpecProblem, StartProblem
-from quire_cli.local.host import Commands, installed_commands
-from quire_cli.local.machine import Machine
-from quire_cli.local.state import read_state, run_folder, state_home
-from quire_cli.local.supervision import free_port
+from quire_cli.local.machine import Commands, Machine, installed_commands
+from quire_cli.local.process import free_port
+from quire_cli.local.state import RunState, read, run_folder, state_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines
 from quire_operator.errors import UserError
@@ -113,13 +112,13 @@ class Run:
         self.up = Up(self.options, JsonLines(self.lines))
 
     @property
-    def state(self) -> Mapping[str, object]:
-        return read_state(run_folder(state_home(self.environ), self.file))
+    def state(self) -> RunState:
+        run = read(run_folder(state_home(self.environ), self.file))
+        assert run is not None
+        return run.state
 
     def pids(self) -> list[int]:
-        processes = self.state["processes"]
-        assert isinstance(processes, list)
-        return [process["pid"] for process in processes]
+        return list(self.state.processes.values())
 
     async def ready(self) -> str:
         await self.lines.until(lambda: self.lines.of("ready"))
@@ -160,7 +159,7 @@ async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -
         await asyncio.wait_for(task, 120)
     await until_dead(pids)
     assert [run.lines.events[-1]["event"], run.lines.of("kill")] == ["end", []]
-    assert run.state["processes"] == []
+    assert run.pids() == []
     assert not (run_folder(state_home(run.environ), run.file) / "endpoints.json").exists()
 
 
@@ -251,9 +250,7 @@ async def test_decisions_are_printed_and_stored(tmp_path: Path) -> None:
         await run.lines.until(lambda: len(run.lines.of("decision")) >= 2)
         told = run.lines.of("decision")[0]
         assert (told["deployment"], told["changed"], told["from"], told["to"]) == ("chat", False, 1, 1)
-        deployments = run.state["deployments"]
-        assert isinstance(deployments, dict)
-        assert deployments["chat"]["decisions"][-1]["last"]["message"]
+        assert run.state.deployments["chat"].decisions[-1].last.message
 
 
 async def test_long_start_is_reported_until_the_replica_is_ready(
@@ -326,7 +323,7 @@ async def test_engine_that_never_starts_ends_the_run_with_its_error(
         await asyncio.wait_for(run.up.run(), 120)
     assert caught.value.details == ("the model folder holds no tokenizer",), "of the last start only"
     assert len([e for e in run.lines.of("phase") if e["phase"] == "Failed"]) == attempts
-    assert run.state["processes"] == []
+    assert run.pids() == []
 
 
 async def test_crashed_replica_is_reported_and_restarted(tmp_path: Path) -> None:
@@ -378,7 +375,7 @@ async def test_no_process_survives_sigkill(tmp_path: Path) -> None:
     run = Run(tmp_path, document(replicas=2))
     script = (
         "import sys; from quire_cli import app; from quire_cli.local import command\n"
-        "from quire_cli.local.host import Commands, installed_commands\n"
+        "from quire_cli.local.machine import Commands, installed_commands\n"
         "gateway = installed_commands().gateway\n"
         "command.installed_commands = lambda: Commands(engine=tuple(sys.argv[1:3]), gateway=gateway)\n"
         "app.main(['up', '-f', sys.argv[3], '--port', sys.argv[4]])"

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,23 +12,16 @@ import pytest
 from rich.console import Console
 from specs import valid_spec
 
-from quire_cli.local.host import logging_to
-from quire_cli.local.process import ProcessIdentity
-from quire_cli.local.run_state import read_run
-from quire_cli.local.snapshot import DeploymentView, ReplicaView, Snapshot, TokenRates, as_state
-from quire_cli.local.supervision import Phase, Status
-from quire_cli.local.views import JsonLines, LiveTable, render
+from quire_cli.local.process import Phase
+from quire_cli.local.state import ReplicaState, Rules, RunState, ServedState
+from quire_cli.local.up import logging_to
+from quire_cli.local.views import JsonLines, LiveTable, ReplicaMetrics, render
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import MetricsState, Tick, noted
 from quire_operator.domain.resource import MetricsSource
 
 FULL = Path("/dev/full")
-
-
-def status(name: str, phase: Phase, *, reason: str | None = None, restarts: int = 0) -> Status:
-    identity = ProcessIdentity(pid=7, started="99")
-    return Status(name=name, log=Path("log"), phase=phase, identity=identity, restarts=restarts, reason=reason)
 
 
 def sample(time: float = 0.0, tokens: float = 0.0) -> ReplicaSample:
@@ -42,14 +36,9 @@ def sample(time: float = 0.0, tokens: float = 0.0) -> ReplicaSample:
     )
 
 
-def snapshot() -> Snapshot:
+def run_state() -> RunState:
     spec = valid_spec(autoscaling={"maxReplicas": 3})
-    ready = ReplicaView(status=status("chat-0", Phase.READY), sample=sample(), tokens_per_second=1234.5)
-    failed = ReplicaView(
-        status=status("chat-1", Phase.FAILED, reason="out of [memory]", restarts=2),
-        sample=None,
-        tokens_per_second=None,
-    )
+    failed = ReplicaState(name="chat-1", phase=Phase.FAILED, reason="out of [memory]", restarts=2)
     tick = Tick(
         time=datetime.fromtimestamp(90.0, UTC),
         from_replicas=1,
@@ -61,24 +50,32 @@ def snapshot() -> Snapshot:
         metrics=MetricsState(source=MetricsSource.PODS),
     )
     assert spec.autoscaling is not None
-    bounds = recorded_bounds(spec.autoscaling, None, 0.0)
-    view = DeploymentView(
-        spec=spec, target=2, replicas=(ready, failed), decisions=noted((), tick, limit=5), bounds=bounds
+    served = ServedState(
+        served_name="chat",
+        replicas=2,
+        ready_replicas=1,
+        replica_states=(ReplicaState(name="chat-0", phase=Phase.READY), failed),
+        decisions=noted((), tick, limit=5),
+        autoscaling=Rules.of(spec.autoscaling, recorded_bounds(spec.autoscaling, None, 0.0)),
     )
-    return Snapshot(
+    return RunState(
+        pid=5,
         time=100.0,
         started=40.0,
         address="http://127.0.0.1:8000",
         file="/x/demo.yaml",
-        gateway=status("gateway", Phase.READY),
-        deployments=(view,),
-        draining=False,
+        phase=Phase.READY,
+        deployments={"chat": served},
+        processes={"gateway": 7},
     )
+
+
+METRICS = ReplicaMetrics(samples={"chat-0": sample()}, tokens_per_second={"chat-0": 1234.5})
 
 
 def test_table_shows_load_decision_and_replica_failures() -> None:
     out = io.StringIO()
-    Console(file=out, width=110).print(render(snapshot()))
+    Console(file=out, width=110).print(render(run_state(), METRICS))
     text = out.getvalue()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert cells == [["chat-0", "Ready", "4", "3", "42 %", "1,234", ""], ["chat-1", "Failed", "–", "–", "–", "–", "2"]]
@@ -93,7 +90,7 @@ def test_live_table_leaves_only_its_events() -> None:
     view = LiveTable(Console(file=out, force_terminal=True, width=100))
     view.event("start", "starting [chat]")
     view.download("hf://a/b", 5, 10)
-    view.show(snapshot())
+    view.show(run_state(), METRICS)
     view.event("decision", "nothing new", {"changed": False})
     view.event("decision", "scales 1 → 2", {"changed": True})
     view.close()
@@ -114,28 +111,20 @@ def test_json_lines_are_one_object_each_with_the_events_fields() -> None:
 
 
 def test_tokens_per_second_are_averaged_and_survive_a_restart() -> None:
-    rates = TokenRates()
-    assert rates.update({"a": sample(0.0, 1000)}) == {}
-    assert rates.update({"a": sample(1.0, 1100)}) == {"a": 100.0}
+    metrics = ReplicaMetrics()
+
+    def rates(**samples: ReplicaSample) -> Mapping[str, float]:
+        metrics.update(samples)
+        return metrics.tokens_per_second
+
+    assert rates(a=sample(0.0, 1000)) == {}
+    assert rates(a=sample(1.0, 1100)) == {"a": 100.0}
     for second in range(2, 9):
-        latest = rates.update({"a": sample(float(second), 1100 + 50.0 * (second - 1))})
+        latest = rates(a=sample(float(second), 1100 + 50.0 * (second - 1)))
     assert latest == {"a": 50.0}
-    assert rates.update({"a": sample(9.0, 10)}) == {}
-    assert rates.update({"a": sample(10.0, 30)}) == {"a": 20.0}
-    assert rates.update({}) == {}
-
-
-def test_state_file_has_the_decision_and_the_owner() -> None:
-    written = as_state(snapshot(), owner=ProcessIdentity(pid=5, started="12"), ended=101.0)
-    run = read_run(json.loads(json.dumps(written)))
-    assert run is not None
-    assert run.owner is not None and (run.pid, run.owner.started, run.ended) == (5, "12", 101.0)
-    assert (run.processes[0].name, run.processes[0].pid, run.processes[0].started) == ("gateway", 7, "99")
-    chat = run.deployments["chat"]
-    assert chat.autoscaling is not None
-    assert (chat.replicas, chat.ready_replicas, chat.autoscaling.max_replicas) == (2, 1, 3)
-    assert chat.decisions == snapshot().deployments[0].decisions
-    assert [(r.phase, r.restarts) for r in chat.replica_states] == [("Ready", 0), ("Failed", 2)]
+    assert rates(a=sample(9.0, 10)) == {}
+    assert rates(a=sample(10.0, 30)) == {"a": 20.0}
+    assert rates() == {}
 
 
 def test_closed_output_is_reported() -> None:

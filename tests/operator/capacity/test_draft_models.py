@@ -9,7 +9,7 @@ from specs import valid_spec
 
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
-from quire_cli.local.sizing import Share, size
+from quire_cli.local.plan import Share, size
 from quire_common.model_memory import ModelFacts
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, TooSmall, draft_problems

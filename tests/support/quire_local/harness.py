@@ -5,8 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from quire_cli.local.process import identify
-from quire_cli.local.supervision import Pace
+from quire_cli.local.process import Pace
 
 FAKE_ENGINE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
 HURRY = Pace(
@@ -35,8 +34,23 @@ class Watch:
                 await self._moved.wait()
 
 
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the command; empty for a process that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [] if fields[0] in ("Z", "X") else fields
+
+
 def is_alive(pid: int) -> bool:
-    return identify(pid) is not None
+    return bool(_stat(pid))
+
+
+def session_members(leader: int) -> list[int]:
+    """Return the live processes of the session that a process leads."""
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if _stat(pid)[3:4] == [str(leader)]]
 
 
 async def until_dead(pids: list[int]) -> None:

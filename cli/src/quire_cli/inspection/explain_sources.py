@@ -12,7 +12,7 @@ from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import Explanation, OperatorReport, of_resource, of_run
 from quire_cli.inspection.rights import readable
 from quire_cli.inspection.where import Where, ended_note, no_such, only_name, open_target, user_error
-from quire_cli.local.runs import Run, read
+from quire_cli.local.state import Run, read
 from quire_operator.domain.autoscaling.ticks import read_log
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.ports import ClusterError, Forbidden, NotFound

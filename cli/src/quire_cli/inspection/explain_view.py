@@ -10,7 +10,7 @@ from rich.text import Text
 
 from quire_cli.inspection.canary_view import render_canary
 from quire_cli.inspection.explanation import Explanation, Notice, key_inputs
-from quire_cli.local.scaling_rules import Rules
+from quire_cli.local.state import Rules
 from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.ticks import MetricsState, Stretch, Tick

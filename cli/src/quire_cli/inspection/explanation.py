@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from quire_cli.inspection.canary_view import canary_of
-from quire_cli.local.run_state import ReplicaState, ServedState
-from quire_cli.local.scaling_rules import Rules
+from quire_cli.local.state import ReplicaState, Rules, ServedState
 from quire_operator.domain.autoscaling.history import Change
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.schedules import recorded_bounds

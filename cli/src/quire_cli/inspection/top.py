@@ -26,7 +26,7 @@ from quire_cli.inspection.screen import (
 )
 from quire_cli.inspection.top_sources import ClusterFleet, FleetSource, RunFleet
 from quire_cli.inspection.where import Where, open_target
-from quire_cli.local.runs import Run
+from quire_cli.local.state import Run
 from quire_cli.options import URL, plain_console
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.ports import ClusterError

@@ -11,7 +11,7 @@ from quire_cli.inspection.fleet import Deployment, Fleet, Replica
 from quire_cli.inspection.load import Reading
 from quire_cli.inspection.replica_pages import MetricsTarget, Pages, target_of
 from quire_cli.inspection.where import ended_note, user_error
-from quire_cli.local.runs import Run, read
+from quire_cli.local.state import Run, read
 from quire_common.contract import engine
 from quire_common.names import url_host
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import near_names
 from quire_cli.inspection.rights import missing_right, readable
-from quire_cli.local.run_state import RunState
-from quire_cli.local.runs import Run, run_of, runs
+from quire_cli.local.state import Run, RunState, run_of, runs
 from quire_common.quantities import format_duration
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.domain.resource import names

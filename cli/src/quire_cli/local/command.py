@@ -14,8 +14,7 @@ from rich.console import Console
 from quire_cli.errors import StartProblem
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import read_manifests
-from quire_cli.local.host import installed, installed_commands
-from quire_cli.local.machine import this_machine, with_tried_cpu
+from quire_cli.local.machine import installed, installed_commands, this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View

@@ -1,4 +1,4 @@
-"""The resources of this machine: CPUs and memory within the container's limits, GPUs, and fast data types."""
+"""The machine of a run: CPUs and memory within the container's limits, GPUs, and the installed commands of quire."""
 
 import asyncio
 import json
@@ -6,11 +6,15 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire_cli.errors import StartProblem
 from quire_cli.local.process import watched_output
+from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
+from quire_common.contract.gateway import GATEWAY_COMMAND
 
 _MIB = 2**20
 _NVIDIA_SMI_SECONDS = 10
@@ -116,3 +120,27 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The commands that start engines and the gateway."""
+
+    engine: tuple[str, ...]
+    gateway: tuple[str, ...]
+
+
+def installed_commands() -> Commands:
+    """Return the commands next to this Python, else those on PATH; raise StartProblem."""
+    return Commands(engine=(installed(ENGINE_COMMAND),), gateway=(installed(GATEWAY_COMMAND),))
+
+
+def installed(name: str) -> str:
+    """Return the path of a command, which is next to this Python or on PATH. Raises StartProblem."""
+    own = Path(sys.executable).with_name(name)
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        distribution = "quire-engine" if name == FETCH_COMMAND else name
+        hint = f"install it next to quire: pip install {distribution} (or make setup, in a clone of the repository)"
+        raise StartProblem(f"the command {name} is not installed", hint=hint)
+    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_cli.errors import ModelProblem
-from quire_cli.local.host import installed
+from quire_cli.local.machine import installed
 from quire_cli.local.process import start_watched
 from quire_common.contract.engine import FETCH_COMMAND
 from quire_common.model_memory import ModelConfig, ModelFacts, parse_model_config

@@ -6,18 +6,15 @@ which are written as a whole at each change.
 
 import asyncio
 import json
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import aiohttp
-
-from quire_cli.local.supervision import KeptProcess, Launch, Pace, Phase, Status
+from quire_cli.local.deployment import LocalDeployment
+from quire_cli.local.process import KeptProcess, Launch, Pace, Phase, Status
+from quire_cli.local.state import write_atomically
 from quire_common.contract.engine import METRICS_PATH, READY_PATH
-from quire_common.contract.gateway import Endpoint, HoldPolicy, render_endpoints
+from quire_common.contract.gateway import Endpoint, render_endpoints
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.ports import ReplicaAddress
 
@@ -29,53 +26,7 @@ _PHASES: Mapping[Phase, ReplicaPhase] = {
     Phase.DRAINING: ReplicaPhase.DRAINING,
     Phase.ENDED: ReplicaPhase.DRAINING,
 }
-
-
 _WRITE_AGAIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalDeployment:
-    """An LLMDeployment that runs as processes."""
-
-    name: str
-    served_name: str
-    command: Callable[[int], Sequence[str]]
-    """The command line of an engine for a port."""
-    kill_grace_seconds: float
-    adapters: tuple[str, ...] = ()
-    """The names of its adapters in requests."""
-    gpus: tuple[int, ...] = ()
-    """The GPUs of this machine that its replicas use; empty means the CPU."""
-    gpus_per_replica: int = 1
-    hold: HoldPolicy = HoldPolicy()
-    """The bounds of requests that wait for a replica."""
-
-    def gpus_of(self, number: int) -> tuple[int, ...]:
-        """Return the GPUs of a replica. The next replica that has a number gets the same ones."""
-        first = number % self._num_gpu_sets * self.gpus_per_replica
-        return self.gpus[first : first + self.gpus_per_replica]
-
-    def new_numbers(self, count: int, *, staying: Iterable[int], draining: Iterable[int]) -> list[int]:
-        """Return the numbers of new replicas: each has the GPUs with the fewest replicas, and the lowest free number.
-
-        A draining replica keeps its number. It leaves its GPUs soon, so one that stays counts more.
-        """
-        sets = self._num_gpu_sets
-        stay, drain = list(staying), list(draining)
-        new: list[int] = []
-        for _ in range(count):
-            taken = {*stay, *drain, *new}
-            num_staying = Counter(number % sets for number in (*stay, *new))
-            num_draining = Counter(number % sets for number in drain)
-            # So many numbers contain a free one of each set of GPUs.
-            free = (number for number in range(sets * (len(taken) + 1)) if number not in taken)
-            new.append(min(free, key=lambda n: (num_staying[n % sets], num_draining[n % sets], n)))
-        return new
-
-    @property
-    def _num_gpu_sets(self) -> int:
-        return max(1, len(self.gpus) // self.gpus_per_replica)
 
 
 class LocalCluster:
@@ -84,7 +35,6 @@ class LocalCluster:
     def __init__(
         self,
         *,
-        http: aiohttp.ClientSession,
         endpoints_file: Path,
         targets_file: Path | None = None,
         logs: Path,
@@ -92,7 +42,7 @@ class LocalCluster:
         changed: Callable[[Status], None] = lambda status: None,
         troubled: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._http, self._endpoints_file, self._logs = http, endpoints_file, logs
+        self._endpoints_file, self._logs = endpoints_file, logs
         self._troubled = troubled
         self._write_again: asyncio.TimerHandle | None = None
         self._targets_file = targets_file
@@ -203,7 +153,7 @@ class LocalCluster:
         return {number: kept for number, kept in self._replicas[name].items() if not kept.status.stopping}
 
     def _keep(self, launch: Launch) -> KeptProcess:
-        kept = KeptProcess(launch, http=self._http, pace=self._pace, changed=self._note)
+        kept = KeptProcess(launch, pace=self._pace, changed=self._note)
         task = asyncio.create_task(kept.run(), name=launch.name)
         self._tasks[kept] = task
         task.add_done_callback(lambda _: self._forget(kept, task))
@@ -268,10 +218,3 @@ def _target(deployment: str, status: Status) -> dict[str, object] | None:
         return None
     labels = {"llmdeployment": deployment, "replica": status.name}
     return {"targets": [status.url.partition("://")[2]], "labels": labels}
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see either the old or the new text."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text)
-    os.replace(fresh, path)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from quire_cli.local.replicas import LocalCluster
+from quire_cli.local.state import Rules
 from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.autoscaler import Decision
@@ -75,15 +76,19 @@ class LocalScaling:
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
         self._cluster.scale(key, replicas=replicas, victims=victims)
 
-    def bounds(self, spec: Spec, now: float) -> Bounds | None:
-        """Return the fewest and the most replicas at ``now``; None for a fixed number."""
-        record = self._records.get(spec.name)
-        return None if spec.autoscaling is None else recorded_bounds(spec.autoscaling, record, now)
+    def rules(self, spec: Spec, now: float) -> Rules | None:
+        """Return the rules at ``now``; None for a fixed number of replicas."""
+        bounds = self._bounds(spec, now)
+        return None if spec.autoscaling is None or bounds is None else Rules.of(spec.autoscaling, bounds)
 
     def initial_replicas(self, spec: Spec, now: float) -> int:
         """Return the number of replicas to start with at ``now``."""
-        bounds = self.bounds(spec, now)
+        bounds = self._bounds(spec, now)
         return spec.initial_replicas if bounds is None else bounds.clamp(spec.initial_replicas)
+
+    def _bounds(self, spec: Spec, now: float) -> Bounds | None:
+        record = self._records.get(spec.name)
+        return None if spec.autoscaling is None else recorded_bounds(spec.autoscaling, record, now)
 
     def _subject(self, spec: Spec, policy: Policy) -> Subject:
         by_prometheus = self._by_prometheus(policy)

@@ -1,28 +1,140 @@
-"""The files of ``quire up``: one folder per YAML file, with the lock, the state, the endpoints and the logs.
+"""The folder and the state of each run of ``quire up``, which ``quire explain`` and ``quire top`` read.
 
-The state (``run_state``) is for ``quire explain``, ``quire top`` and the next run, which ends the processes that this
-run could not. A process is ended only if its number, start time and boot are those in the state.
+One folder per YAML file has the lock, the state, the endpoints and the logs. A run lives as long as it holds the lock,
+which the kernel releases at the end of the process, whatever ends it.
 """
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
-import signal
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from quire_cli.errors import AlreadyRunning, FileProblem
-from quire_cli.local.process import ProcessIdentity, identify, session_members
-from quire_cli.local.replicas import write_atomically
+from quire_common.quantities import format_duration
+from quire_operator.domain.autoscaling.schedules import Bounds
+from quire_operator.domain.autoscaling.ticks import Log
+from quire_operator.domain.resource import Autoscaling, AutoscalingMode, SelectPolicy
+from quire_operator.domain.resource.scaling_limits import StepLimits
 
 _STATE = "state.json"
+_ATTEMPTS_TO_LOCK = 3
+_LOCK_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
+
+
+class DirectionRules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The window and the step limits of one direction."""
+
+    window_seconds: float
+    steps: str | None
+    """None: never."""
+
+    @classmethod
+    def of(cls, limits: StepLimits) -> "DirectionRules":
+        steps = None if limits.select is SelectPolicy.DISABLED else str(limits)
+        return cls(window_seconds=limits.window_seconds, steps=steps)
+
+    def text(self, direction: str, condition: str) -> str:
+        """Return the rules as text: "scale-up" or "scale-down", and the condition that a window requires."""
+        if self.steps is None:
+            return f"never ({direction} is disabled)"
+        window = format_duration(self.window_seconds)
+        when = "at once" if self.window_seconds == 0 else f"when {condition} all through {window}"
+        return f"{when}, by at most {self.steps}"
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """``spec.autoscaling`` as it is shown next to a decision: bounds, windows and step limits."""
+
+    mode: AutoscalingMode
+    min_replicas: int
+    max_replicas: int
+    scale_up: DirectionRules
+    scale_down: DirectionRules
+    schedule: str | None = None
+    """The reason why a schedule sets these bounds now; None if none does."""
+
+    @classmethod
+    def of(cls, autoscaling: Autoscaling, bounds: Bounds) -> "Rules":
+        """Return the rules, with the bounds of now."""
+        return cls(
+            mode=autoscaling.mode,
+            min_replicas=bounds.min_replicas,
+            max_replicas=bounds.max_replicas,
+            schedule=bounds.why,
+            scale_up=DirectionRules.of(autoscaling.scale_up),
+            scale_down=DirectionRules.of(autoscaling.scale_down),
+        )
+
+    @property
+    def enforced(self) -> bool:
+        return self.mode is AutoscalingMode.ENFORCE
+
+    @property
+    def up_text(self) -> str:
+        return self.scale_up.text("scale-up", "needed")
+
+    @property
+    def down_text(self) -> str:
+        return self.scale_down.text("scale-down", "one fewer was enough")
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    phase: str
+    url: str | None = None
+    restarts: int = 0
+    reason: str | None = None
+    """The reason why it last ended."""
+
+
+class ServedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One LLMDeployment of the run."""
+
+    served_name: str
+    replicas: int
+    """The requested number of replicas."""
+    ready_replicas: int
+    autoscaling: Rules | None = None
+    """None: the number of replicas is fixed."""
+    replica_states: tuple[ReplicaState, ...] = ()
+    decisions: Log = ()
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    """The number of the quire command."""
+    started: float
+    """In Unix seconds."""
+    time: float
+    """The time at which it was written."""
+    ended: float | None = None
+    """The time at which all processes had ended; None while the run lives, or if it was killed."""
+    file: str
+    address: str
+    phase: str = ""
+    """The gateway's phase, or Draining."""
+    deployments: dict[str, ServedState] = {}
+    processes: dict[str, int] = {}
+    """The numbers of the processes that run, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of ``quire up`` on this machine."""
+
+    folder: Path
+    state: RunState
+    is_live: bool
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
@@ -38,6 +150,39 @@ def run_folder(home: Path, file: Path) -> Path:
     return home / f"{stem}-{hashlib.sha256(resolved.encode()).hexdigest()[:8]}"
 
 
+def runs(environ: Mapping[str, str]) -> list[Run]:
+    """Return all runs with a state: live ones first, then by the time of their last update."""
+    home = state_home(environ)
+    folders = sorted(home.iterdir()) if home.is_dir() else []
+    found = [run for folder in folders if (run := read(folder)) is not None]
+    return sorted(found, key=lambda run: (not run.is_live, -run.state.time))
+
+
+def run_of(where: Path, environ: Mapping[str, str]) -> Run | None:
+    """Return the run of a YAML file, or of a run's folder."""
+    return read(where) if where.is_dir() else read(run_folder(state_home(environ), where))
+
+
+def read(folder: Path) -> Run | None:
+    """Return the run in a folder; None without a state, and for a state of another version."""
+    try:
+        state = msgspec.json.decode((folder / _STATE).read_bytes(), type=RunState)
+    except (OSError, ValueError):
+        return None
+    return Run(folder=folder, state=state, is_live=state.ended is None and _is_locked(folder / "lock"))
+
+
+def _is_locked(file: Path) -> bool:
+    try:
+        with file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class RunFolder:
     """A folder that one ``quire up`` locks at a time."""
 
@@ -50,44 +195,33 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: Path, *, file: Path) -> "RunFolder":
-        """Lock the folder and end what an earlier run left; raise AlreadyRunning or FileProblem.
-
-        The lock is the kernel's, so a killed run holds none.
-        """
+        """Lock the folder and remove what an earlier run left; raise AlreadyRunning or FileProblem."""
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
             lock = (path / "lock").open("a")
         except OSError as error:
             raise _unwritable(path, error) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            state = read_state(path)
+        if not _locked(lock):
             lock.close()
-            where = f" at {state['address']}" if "address" in state else ""
+            run = read(path)
+            where = "" if run is None else f" at {run.state.address} (process {run.state.pid})"
             raise AlreadyRunning(
-                f"{file} is already running{where} (process {state.get('pid', 'unknown')})",
-                hint="stop it with Ctrl-C there, or start another file",
-            ) from None
+                f"{file} is already running{where}", hint="stop it with Ctrl-C there, or start another file"
+            )
         folder = cls(path, lock)
-        end_leftovers(read_state(path))
-        for log in folder.logs.glob("*.log"):
-            log.unlink()
-        folder._check_space()
+        for old in (path / _STATE, *folder.logs.glob("*.log")):
+            old.unlink(missing_ok=True)
+        try:
+            write_atomically(folder.endpoints, '{"models": []}')  # on a full disk a file can be created, but not filled
+        except OSError as error:
+            folder.release()
+            raise _unwritable(path, error) from error
         return folder
 
-    def _check_space(self) -> None:
-        """Raise FileProblem if files can be created but not filled, before anything is started."""
-        try:
-            write_atomically(self.endpoints, json.dumps({"models": []}))
-        except OSError as error:
-            self.release()
-            raise _unwritable(self.path, error) from error
-
-    def write(self, state: Mapping[str, object]) -> None:
+    def write(self, state: RunState) -> None:
         """Write the state. On a full disk the run continues to serve without it."""
         try:
-            write_atomically(self.path / _STATE, json.dumps({**state, "boot": boot_id()}, indent=1))
+            write_atomically(self.path / _STATE, msgspec.json.format(msgspec.json.encode(state), indent=1).decode())
         except OSError as error:
             _log.warning("%s cannot be written: %s", self.path / _STATE, error.strerror)
 
@@ -97,6 +231,18 @@ class RunFolder:
         self._lock.close()
 
 
+def _locked(lock: IO[str]) -> bool:
+    """Lock the file; one that is only being checked by ``read`` is free again in a moment."""
+    for attempt in range(_ATTEMPTS_TO_LOCK):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS if attempt + 1 < _ATTEMPTS_TO_LOCK else 0)
+        else:
+            return True
+    return False
+
+
 def _unwritable(path: Path, error: OSError) -> FileProblem:
     return FileProblem(
         f"{path}, for logs and state, cannot be written: {error.strerror}",
@@ -104,44 +250,8 @@ def _unwritable(path: Path, error: OSError) -> FileProblem:
     )
 
 
-def read_state(path: Path) -> dict[str, object]:
-    """Return the state that a run last wrote; empty if there is no readable state."""
-    try:
-        state = json.loads((path / _STATE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def end_leftovers(state: Mapping[str, object]) -> list[str]:
-    """Kill the processes of a run that was killed itself; return their names."""
-    records = state.get("processes")
-    if state.get("boot") != boot_id() or not isinstance(records, list):
-        return []
-    ended: list[str] = []
-    for record in records:
-        match record:
-            case {"name": str(name), "pid": int(pid), "started": str(started)}:
-                if _end(ProcessIdentity(pid=pid, started=started)):
-                    ended.append(name)
-    return ended
-
-
-def _end(leader: ProcessIdentity) -> bool:
-    """Kill this process and the members of its session."""
-    found = session_members(leader)
-    if identify(leader.pid) == leader and leader not in found:
-        found.append(leader)
-    for process in found:
-        if identify(process.pid) == process:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, signal.SIGKILL)
-    return bool(found)
-
-
-def boot_id() -> str:
-    """Return the id of this boot: start times are unique only within one boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that readers see either the old or the new text."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    os.replace(fresh, path)

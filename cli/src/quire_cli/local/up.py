@@ -5,33 +5,31 @@ a UserError before anything is started; everything that was started is ended on 
 """
 
 import asyncio
+import errno
 import json
+import logging
+import os
+import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import aiohttp
-
-from quire_cli.errors import ModelProblem, StartProblem
-from quire_cli.local.adapters import write_adapters
+from quire_cli.errors import AddressProblem, ModelProblem, StartProblem
+from quire_cli.local.deployment import check_key_file, local_deployment
 from quire_cli.local.documents import Manifests, read_manifests
-from quire_cli.local.host import Commands, check_port, logging_to, race
-from quire_cli.local.keys import check_key_file, key_file
-from quire_cli.local.machine import Machine, this_machine, with_tried_cpu
+from quire_cli.local.machine import Commands, Machine, this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore, folder_facts
-from quire_cli.local.process import own_identity
-from quire_cli.local.replicas import LocalCluster, LocalDeployment
+from quire_cli.local.plan import Sized, share_of, size
+from quire_cli.local.process import LOOPBACK, Launch, Pace, Phase, Status, free_port, how_it_ended, phase_message
+from quire_cli.local.replicas import LocalCluster
 from quire_cli.local.scaling import LocalScaling
-from quire_cli.local.sizing import Sized, share_of, size
-from quire_cli.local.snapshot import DeploymentView, Snapshot, TokenRates, as_state, replica_views
-from quire_cli.local.state import RunFolder, run_folder, state_home
-from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended, phase_message
-from quire_cli.local.views import View
+from quire_cli.local.state import ReplicaState, RunFolder, RunState, ServedState, run_folder, state_home
+from quire_cli.local.views import ReplicaMetrics, View
 from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
-from quire_common.contract.gateway import LIVE_PATH, HoldPolicy
+from quire_common.contract.gateway import LIVE_PATH
 from quire_common.model_source import cache_home
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
@@ -39,11 +37,9 @@ from quire_operator.adapters.metrics.scrape import Scraper
 from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args
-from quire_operator.domain.autoscaling.observation import ReplicaSample
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
 from quire_operator.domain.autoscaling.ticks import Tick
-from quire_operator.domain.manifests.engine_contract import engine_args, kill_grace_seconds
-from quire_operator.domain.resource import AdapterSpec, Spec
+from quire_operator.domain.resource import Spec
 from quire_operator.scaling.autoscale import TICK_SECONDS
 
 _ATTEMPTS_TO_START = 2
@@ -94,21 +90,23 @@ class Up:
         async with AsyncExitStack() as stack:
             folder = RunFolder.claim(run_folder(state_home(options.environ), options.file), file=options.file)
             stack.callback(folder.release)
-            check_port(options.port)
+            _check_port(options.port)
             stack.enter_context(logging_to(folder.logs / "quire.log"))
             preparing = asyncio.create_task(self._fetch_and_size(specs))
-            await race(asyncio.wait((preparing,)), self._asked_to_stop.wait())
+            await _race(asyncio.wait((preparing,)), self._asked_to_stop.wait())
             if not preparing.done():
                 preparing.cancel()
                 await asyncio.wait((preparing,))
                 self._view.event("end", "stopped before anything was started; downloaded files are kept")
                 return
             sized = preparing.result()
-            http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
-            scraper, gateways = Scraper(clock=WallClock()), Gateways(self._gateway_address)
-            metrics = MetricsSources(pods=scraper, prometheus=self._prometheus(), gateways=gateways)
+            metrics = MetricsSources(
+                pods=Scraper(clock=WallClock()),
+                prometheus=self._prometheus(),
+                gateways=Gateways(self._gateway_address),
+            )
             stack.push_async_callback(metrics.aclose)
-            run = _Run(options, manifests, folder=folder, http=http, scraper=scraper, metrics=metrics, view=self._view)
+            run = _Run(options, manifests, folder=folder, metrics=metrics, view=self._view)
             stack.push_async_callback(run.end_at_once)
             await run.serve(sized, stop=self._asked_to_stop, kill=self._asked_to_kill)
 
@@ -145,25 +143,16 @@ class _Run:
     """The processes of a run and the tasks that watch them."""
 
     def __init__(
-        self,
-        options: UpOptions,
-        manifests: Manifests,
-        *,
-        folder: RunFolder,
-        http: aiohttp.ClientSession,
-        scraper: Scraper,
-        metrics: MetricsSources,
-        view: View,
+        self, options: UpOptions, manifests: Manifests, *, folder: RunFolder, metrics: MetricsSources, view: View
     ) -> None:
-        specs, self._adapters = manifests.deployments, manifests.adapters
-        self._options, self._specs, self._folder, self._scraper, self._view = options, specs, folder, scraper, view
+        self._options, self._manifests, self._folder, self._view = options, manifests, folder, view
+        self._specs, self._metrics = manifests.deployments, metrics
         self._address = f"http://{LOOPBACK}:{options.port}"
-        self._started, self._owner = time.time(), own_identity()
+        self._started = time.time()
         self._draining = False
         self._changed = asyncio.Event()
         self._shown_phases: dict[str, Phase] = {}
         self._cluster = LocalCluster(
-            http=http,
             endpoints_file=folder.endpoints,
             targets_file=folder.targets,
             logs=folder.logs,
@@ -172,11 +161,7 @@ class _Run:
             troubled=lambda message: view.event("trouble", message),
         )
         self._scaling = LocalScaling(
-            specs,
-            self._cluster,
-            metrics=metrics,
-            tick_seconds=options.tick_seconds,
-            decided=self._on_decision,
+            self._specs, self._cluster, metrics=metrics, tick_seconds=options.tick_seconds, decided=self._on_decision
         )
 
     async def serve(self, sized: Sequence[Sized], *, stop: asyncio.Event, kill: asyncio.Event) -> None:
@@ -184,7 +169,15 @@ class _Run:
         self._cluster.start_gateway(self._gateway_launch())
         for one in sized:
             replicas = self._scaling.initial_replicas(one.spec, time.time())
-            self._cluster.add(self._deployment(one), replicas=replicas)
+            deployment = local_deployment(
+                one,
+                self._manifests.adapters,
+                engine=self._options.commands.engine,
+                environ=self._options.environ,
+                base=self._options.file.resolve().parent,
+                adapters_folder=self._folder.adapters,
+            )
+            self._cluster.add(deployment, replicas=replicas)
         names = ", ".join(spec.name for spec in self._specs)
         self._view.event("start", f"starting {names}; logs in {self._folder.logs}", {"logs": str(self._folder.logs)})
         for name in (spec.name for spec in self._specs if spec.rollout.canary_policy is not None):
@@ -193,7 +186,7 @@ class _Run:
                 "nothing to compare it with; in a cluster, a changed spec starts a canary"
             )
             self._view.event("note", text, {"name": name})
-        await race(
+        await _race(
             self._serve_and_drain(stop, kill),
             self._show_forever(),
             self._report_loading_forever(),
@@ -203,14 +196,14 @@ class _Run:
     async def end_at_once(self) -> None:
         """Kill the processes that still run, which after a drain is no process."""
         await self._cluster.kill()
-        self._write_state(ended=time.time())
+        self._folder.write(self._state(ended=time.time()))
         self._view.event("end", "all processes have ended")
 
     async def _serve_and_drain(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
-        await race(self._until_over(), self._scaling.run(), stop.wait())
+        await _race(self._until_over(), self._scaling.run(), stop.wait())
         self._draining = True
         self._view.event("drain", "draining: running requests finish; press Ctrl-C again to end at once")
-        await race(self._cluster.stop(), kill.wait())
+        await _race(self._cluster.stop(), kill.wait())
 
     async def _until_over(self) -> None:
         while not self._is_ready():
@@ -276,41 +269,46 @@ class _Run:
             before = set(loading)
 
     async def _show_forever(self) -> None:
-        rates = TokenRates()
-        while True:
-            if self._view.wants_snapshots:
-                addresses = [address for spec in self._specs for address in self._cluster.addresses(spec.name)]
-                samples = await self._scraper.samples(addresses)
-                self._view.show(self._snapshot(samples, rates.update(samples)))
+        metrics = ReplicaMetrics()
+        while self._view.wants_metrics:
+            replicas = [address for spec in self._specs for address in self._cluster.addresses(spec.name)]
+            metrics.update(await self._metrics.samples(replicas))
+            self._view.show(self._state(), metrics)
             await asyncio.sleep(_SHOW_SECONDS)
+        await asyncio.Event().wait()
 
-    def _snapshot(self, samples: Mapping[str, ReplicaSample], rates: Mapping[str, float]) -> Snapshot:
-        now = time.time()
-        return Snapshot(
-            time=now,
+    def _state(self, *, ended: float | None = None) -> RunState:
+        now, gateway = time.time(), self._cluster.gateway
+        served = {spec.name: self._served(spec, now) for spec in self._specs if spec.name in self._cluster}
+        statuses = [status for name in served for status in self._cluster.statuses(name)]
+        return RunState(
+            pid=os.getpid(),
             started=self._started,
-            address=self._address,
+            time=now,
+            ended=ended,
             file=str(self._options.file.resolve()),
-            gateway=self._cluster.gateway,
-            deployments=tuple(
-                DeploymentView(
-                    spec=spec,
-                    target=self._cluster.target(spec.name),
-                    replicas=replica_views(self._cluster.statuses(spec.name), samples, rates),
-                    decisions=self._scaling.decisions.get(spec.name, ()),
-                    bounds=self._scaling.bounds(spec, now),
-                )
-                for spec in self._specs
-                if spec.name in self._cluster
-            ),
-            draining=self._draining,
+            address=self._address,
+            phase=Phase.DRAINING if self._draining else "Down" if gateway is None else gateway.phase,
+            deployments=served,
+            processes={one.name: one.pid for one in (gateway, *statuses) if one is not None and one.pid is not None},
         )
 
-    def _write_state(self, *, ended: float | None = None) -> None:
-        self._folder.write(as_state(self._snapshot({}, {}), owner=self._owner, ended=ended))
+    def _served(self, spec: Spec, now: float) -> ServedState:
+        statuses = self._cluster.statuses(spec.name)
+        return ServedState(
+            served_name=spec.model.served_name,
+            replicas=self._cluster.target(spec.name),
+            ready_replicas=sum(status.phase is Phase.READY for status in statuses),
+            autoscaling=self._scaling.rules(spec, now),
+            replica_states=tuple(
+                ReplicaState(name=one.name, phase=one.phase, url=one.url, restarts=one.restarts, reason=one.reason)
+                for one in statuses
+            ),
+            decisions=self._scaling.decisions.get(spec.name, ()),
+        )
 
     def _on_change(self, status: Status) -> None:
-        self._write_state()
+        self._folder.write(self._state())
         self._changed.set()
         before = self._shown_phases.get(status.name)
         if before is status.phase:
@@ -322,7 +320,7 @@ class _Run:
         self._view.event("phase", phase_message(status, before), fields)
 
     def _on_decision(self, spec: Spec, decision: Tick) -> None:
-        self._write_state()
+        self._folder.write(self._state())
         fields: dict[str, object] = {
             "deployment": spec.name,
             "changed": decision.is_change,
@@ -351,48 +349,57 @@ class _Run:
             port=self._options.port,
         )
 
-    def _deployment(self, sized: Sized) -> LocalDeployment:
-        adapters = [adapter for adapter in self._adapters if adapter.deployment == sized.spec.name]
-        adapters_file = self._adapters_file(sized.spec, adapters)
 
-        def command(port: int) -> list[str]:
-            args = engine_args(
-                sized.spec,
-                model_path=str(sized.folder),
-                draft_path=None if sized.draft_folder is None else str(sized.draft_folder),
-                host=LOOPBACK,
-                port=port,
-                kv_cache_bytes=sized.kv_cache_bytes,
-                threads=sized.share.threads,
-                api_key_file=key_file(sized.spec, self._options.environ),
-                adapters_file=None if adapters_file is None else str(adapters_file),
-            )
-            return [*self._options.commands.engine, *args]
-
-        return LocalDeployment(
-            name=sized.spec.name,
-            served_name=sized.spec.model.served_name,
-            command=command,
-            kill_grace_seconds=kill_grace_seconds(sized.spec),
-            adapters=tuple(adapter.served_name for adapter in adapters),
-            gpus=sized.share.gpus,
-            gpus_per_replica=max(1, sized.spec.gpus_per_replica),
-            hold=hold_policy(sized.spec),
-        )
-
-    def _adapters_file(self, spec: Spec, adapters: Sequence[AdapterSpec]) -> Path | None:
-        """Write the list of adapters of an LLMDeployment; None if it has no room for any."""
-        if spec.engine.adapters is None:
-            return None
-        self._folder.adapters.mkdir(exist_ok=True)
-        file = self._folder.adapters / f"{spec.name}.json"
-        write_adapters(file, adapters, base=self._options.file.resolve().parent)
-        return file
+def _check_port(port: int) -> None:
+    """Raise AddressProblem if the port cannot be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            reasons = {errno.EADDRINUSE: "is in use", errno.EACCES: "requires more permissions than you have"}
+            reason = reasons.get(error.errno or 0, f"cannot be listened on: {error.strerror}")
+            raise AddressProblem(f"port {port} {reason}", hint=f"use another port: --port {free_port()}") from None
 
 
-def hold_policy(spec: Spec) -> HoldPolicy:
-    """Return the bounds of requests that wait for a replica; what the spec leaves open is the gateway's decision."""
-    if spec.autoscaling is None:
-        return HoldPolicy()
-    rules = spec.autoscaling.scale_to_zero
-    return HoldPolicy(timeout_seconds=rules.hold_timeout_seconds, max_held=rules.max_held)
+class _Log(logging.FileHandler):
+    """A log file that drops lines on a full disk, without a message on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """Log this process to a file, because the terminal shows the table."""
+    handler = _Log(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator", "quire_common")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.level = logging.INFO
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.level = level
+        handler.close()
+
+
+async def _race(*runners: Awaitable[object]) -> None:
+    """Wait until one finishes, cancel the others, and raise an error of any."""
+    tasks = [asyncio.ensure_future(runner) for runner in runners]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result

@@ -3,6 +3,7 @@
 import errno
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
 
@@ -12,11 +13,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from quire_cli.local.snapshot import DeploymentView, ReplicaView, Snapshot
-from quire_cli.local.supervision import Phase
+from quire_cli.local.process import Phase
+from quire_cli.local.state import ReplicaState, RunState, ServedState
 from quire_common.quantities import format_bytes, format_duration
+from quire_operator.domain.autoscaling.observation import ReplicaSample
 
-_PHASE_STYLE = {
+RATE_SECONDS = 4.0
+"""The period over which tokens per second are averaged."""
+
+_PHASE_STYLE: Mapping[str, str] = {
     Phase.PENDING: "dim",
     Phase.LOADING: "yellow",
     Phase.READY: "green",
@@ -31,7 +36,9 @@ class View(Protocol):
     """The output of a run."""
 
     @property
-    def wants_snapshots(self) -> bool: ...
+    def wants_metrics(self) -> bool:
+        """True if ``show`` is to be called every second."""
+        ...
 
     def event(self, kind: str, message: str, fields: Mapping[str, object] | None = None) -> None:
         """Report an event; ``message`` is for people, ``fields`` for programs."""
@@ -39,7 +46,7 @@ class View(Protocol):
 
     def download(self, model: str, done: int, total: int) -> None: ...
 
-    def show(self, snapshot: Snapshot) -> None: ...
+    def show(self, state: RunState, metrics: "ReplicaMetrics") -> None: ...
 
     def close(self) -> None: ...
 
@@ -47,7 +54,7 @@ class View(Protocol):
 class JsonLines:
     """A view with one JSON object per line: ``time``, ``event``, ``message`` and the event's own fields."""
 
-    wants_snapshots = False
+    wants_metrics = False
 
     def __init__(self, out: TextIO, *, on_gone: Callable[[], None] = lambda: None) -> None:
         self._out, self._on_gone = out, on_gone
@@ -72,7 +79,7 @@ class JsonLines:
         message = f"{model}: {format_bytes(done)} of {format_bytes(total)}"
         self.event("download", message, {"model": model, "doneBytes": done, "totalBytes": total})
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, state: RunState, metrics: "ReplicaMetrics") -> None:
         """Do nothing: changes were reported as events."""
 
     def close(self) -> None: ...
@@ -81,7 +88,7 @@ class JsonLines:
 class LiveTable:
     """A view with a table that is redrawn in place; events scroll above it."""
 
-    wants_snapshots = True
+    wants_metrics = True
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -107,12 +114,12 @@ class LiveTable:
             self._tasks[model] = self._downloads.add_task(f"downloading {model}", total=total)
         self._downloads.update(self._tasks[model], completed=done, total=total)  # type: ignore[arg-type]
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, state: RunState, metrics: "ReplicaMetrics") -> None:
         self._end_downloads()
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(render(snapshot), refresh=True)
+        self._live.update(render(state, metrics), refresh=True)
 
     def close(self) -> None:
         self._end_downloads()
@@ -126,59 +133,78 @@ class LiveTable:
             self._downloads = None
 
 
-def render(snapshot: Snapshot) -> RenderableType:
+@dataclass(slots=True)
+class ReplicaMetrics:
+    """The replicas' metrics, with the counters of the last seconds, from which rates are computed."""
+
+    samples: Mapping[str, ReplicaSample] = field(default_factory=dict)
+    tokens_per_second: Mapping[str, float] = field(default_factory=dict)
+    _seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def update(self, samples: Mapping[str, ReplicaSample]) -> None:
+        """Take new samples by replica. The rate of a counter that fell (a restart) starts again."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in samples}
+        rates: dict[str, float] = {}
+        for name, sample in samples.items():
+            seen = self._seen.setdefault(name, [])
+            if seen and sample.generation_tokens < seen[-1][1]:
+                seen.clear()
+            seen.append((sample.time, sample.generation_tokens))
+            while len(seen) > 2 and sample.time - seen[1][0] >= RATE_SECONDS:
+                seen.pop(0)
+            elapsed = sample.time - seen[0][0]
+            if elapsed > 0:
+                rates[name] = (sample.generation_tokens - seen[0][1]) / elapsed
+        self.samples, self.tokens_per_second = samples, rates
+
+
+def render(state: RunState, metrics: ReplicaMetrics) -> RenderableType:
     """Return the table, and below it the last decision of each autoscaler."""
-    table = Table(expand=False, title_justify="left", title=_title(snapshot))
+    table = Table(expand=False, title_justify="left", title=_title(state))
     table.add_column("Replica", no_wrap=True)
     table.add_column("Phase", no_wrap=True)
     for name in ("Running", "Queue", "KV use", "Tokens/s", "Restarts"):
         table.add_column(name, justify="right", no_wrap=True)
-    for view in snapshot.deployments:
-        for replica in view.replicas:
-            table.add_row(*_row(replica))
+    for served in state.deployments.values():
+        for replica in served.replica_states:
+            table.add_row(*_row(replica, metrics))
         table.add_section()
-    if snapshot.draining:
+    if state.phase == Phase.DRAINING:
         return table
-    return Group(table, *(line for view in snapshot.deployments for line in _remarks(view, snapshot.time)))
+    return Group(table, *(line for name, served in state.deployments.items() for line in _remarks(name, served, state)))
 
 
-def _title(snapshot: Snapshot) -> Text:
-    up = format_duration(float(int(snapshot.time - snapshot.started)))
-    gateway = snapshot.gateway
-    state = "draining" if snapshot.draining else "down" if gateway is None else gateway.phase.value.lower()
-    keys = "Ctrl-C ends at once" if snapshot.draining else "Ctrl-C drains"
-    return Text.assemble((snapshot.address, "bold"), f"  {state}  up {up}  {keys}", style="not italic")
+def _title(state: RunState) -> Text:
+    up = format_duration(float(int(state.time - state.started)))
+    keys = "Ctrl-C ends at once" if state.phase == Phase.DRAINING else "Ctrl-C drains"
+    return Text.assemble((state.address, "bold"), f"  {state.phase.lower()}  up {up}  {keys}", style="not italic")
 
 
-def _row(replica: ReplicaView) -> tuple[RenderableType, ...]:
-    status, sample = replica.status, replica.sample
-    rate = replica.tokens_per_second
+def _row(replica: ReplicaState, metrics: ReplicaMetrics) -> tuple[RenderableType, ...]:
+    sample, rate = metrics.samples.get(replica.name), metrics.tokens_per_second.get(replica.name)
+    capacity = 0 if sample is None else sample.kv_tokens_capacity
     return (
-        status.name,
-        Text(status.phase.value, style=_PHASE_STYLE[status.phase]),
+        replica.name,
+        Text(replica.phase, style=_PHASE_STYLE[replica.phase]),
         "–" if sample is None else f"{sample.running:.0f}",
         "–" if sample is None else f"{sample.waiting:.0f}",
-        "–" if replica.kv_percent is None else f"{replica.kv_percent:.0f} %",
+        "–" if sample is None or capacity <= 0 else f"{100 * sample.kv_tokens_used / capacity:.0f} %",
         "–" if rate is None else f"{rate:,.0f}",
-        str(status.restarts) if status.restarts else "",
+        str(replica.restarts) if replica.restarts else "",
     )
 
 
-def _remarks(view: DeploymentView, now: float) -> list[Text]:
-    bounds = ""
-    if view.bounds is not None:
-        why = "" if view.bounds.why is None else f"; {view.bounds.why}"
-        bounds = f" (between {view.bounds.min_replicas} and {view.bounds.max_replicas}{why})"
-    replicas = "replica" if view.target == 1 else "replicas"
-    lines = [Text.assemble((view.spec.name, "bold"), f": {view.ready} of {view.target} {replicas} ready{bounds}")]
-    if view.decision is not None:
-        age = format_duration(float(max(0, int(now - view.decision.time.timestamp()))))
-        advice = "" if view.decision.enforced else "recommended, not applied: "
-        lines.append(
-            Text.assemble(("  autoscaler ", "dim"), f"{advice}{view.decision.message}", (f"  {age} ago", "dim"))
-        )
-    for replica in view.replicas:
-        if replica.status.phase is Phase.FAILED and replica.status.reason:
-            reason = f"  {replica.status.name} ended: {replica.status.reason[:200]}"
-            lines.append(Text(reason, style="red"))
-    return lines
+def _remarks(name: str, served: ServedState, state: RunState) -> list[Text]:
+    bounds, rules = "", served.autoscaling
+    if rules is not None:
+        why = "" if rules.schedule is None else f"; {rules.schedule}"
+        bounds = f" (between {rules.min_replicas} and {rules.max_replicas}{why})"
+    replicas = "replica" if served.replicas == 1 else "replicas"
+    lines = [Text.assemble((name, "bold"), f": {served.ready_replicas} of {served.replicas} {replicas} ready{bounds}")]
+    if served.decisions:
+        tick = served.decisions[-1].last
+        age = format_duration(float(max(0, int(state.time - tick.time.timestamp()))))
+        advice = "" if tick.enforced else "recommended, not applied: "
+        lines.append(Text.assemble(("  autoscaler ", "dim"), f"{advice}{tick.message}", (f"  {age} ago", "dim")))
+    failed = [one for one in served.replica_states if one.phase == Phase.FAILED and one.reason]
+    return lines + [Text(f"  {one.name} ended: {(one.reason or '')[:200]}", style="red") for one in failed]
