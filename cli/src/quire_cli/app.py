@@ -88,13 +88,13 @@ def _imported(name: str, module: str, summary: str, **settings: Any) -> None:
 
 _imported(
     "up",
-    "quire_cli.local.command",
+    "quire_cli.local.up",
     "Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C exits at once.",
     no_args_is_help=True,
 )
 _imported(
     "plan",
-    "quire_cli.local.command",
+    "quire_cli.local.plan",
     "Show the memory a model needs, and how many tokens and sequences fit. Starts no engine.",
     no_args_is_help=True,
 )
@@ -116,7 +116,7 @@ _imported(
 )
 _imported(
     "fetch",
-    "quire_cli.local.command",
+    "quire_cli.local.model_store",
     "Download a model from a hub or a bucket. Needs the engine, whose command quire-fetch it runs.",
     **_PASSES_ON,
 )

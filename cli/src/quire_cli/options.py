@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,6 +31,7 @@ def _url(text: str) -> str:
 DURATION: Any = {"parser": _seconds, "metavar": "DURATION"}
 """The parser and the placeholder of an option whose value is a duration; the command gets it in seconds."""
 URL: Any = {"parser": _url, "metavar": "URL"}
+FileOption = Annotated[Path, typer.Option("--file", "-f", help="A YAML file with one or more LLMDeployments.")]
 
 
 def section(title: str, *, show_default: bool = True) -> Callable[..., Any]:

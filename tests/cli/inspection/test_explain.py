@@ -10,8 +10,16 @@ import pytest
 from rich.console import Console
 from specs import valid_spec
 
-from quire_cli.inspection.explain_view import fresh_stretches, line, render
-from quire_cli.inspection.explanation import Explanation, OperatorReport, key_inputs, of_resource, of_run
+from quire_cli.inspection.explanation import (
+    Explanation,
+    OperatorReport,
+    fresh_stretches,
+    key_inputs,
+    line,
+    of_resource,
+    of_run,
+    render,
+)
 from quire_cli.local.state import ReplicaState, Rules, ServedState
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted
@@ -304,7 +312,7 @@ def test_run_is_selected_by_file_and_shows_its_end(quire: Any, machine: Any) -> 
 
 
 def test_unknown_name_is_an_error_with_suggestions(quire: Any, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire_cli.inspection.cluster_reading._DEFAULT", Path("no-kubeconfig"))
+    monkeypatch.setattr("quire_cli.inspection.cluster._DEFAULT", Path("no-kubeconfig"))
     machine.run("old.yaml", live=False, chat=served())
     code, _, err = quire("explain", "caht")
     assert code == 1

@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Replica, Sort
 from quire_cli.inspection.load import (
     CACHE_QUERIES,
     PREEMPTIONS,
+    Deployment,
     Figures,
+    Fleet,
+    FleetLoad,
+    Loads,
     Reading,
+    Replica,
+    Sort,
     figures,
     growth,
     quantile,

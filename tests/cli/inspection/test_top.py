@@ -9,10 +9,18 @@ import pytest
 from page_server import page_server
 from rich.console import Console
 
-from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Replica, Sort
-from quire_cli.inspection.load import CACHE_QUERIES, PREEMPTIONS, Reading
-from quire_cli.inspection.top import _poll
-from quire_cli.inspection.top_view import notes, render
+from quire_cli.inspection.load import (
+    CACHE_QUERIES,
+    PREEMPTIONS,
+    Deployment,
+    Fleet,
+    FleetLoad,
+    Loads,
+    Reading,
+    Replica,
+    Sort,
+)
+from quire_cli.inspection.top import _poll, notes, render
 from quire_cli.local.state import ReplicaState, ServedState
 from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.observation import Histogram

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_quire import run_quire
 
-from quire_cli.local import command
+from quire_cli.local import plan
 from quire_cli.local.machine import Machine
 
 DOCUMENT = """\
@@ -252,7 +252,7 @@ def test_plan_counts_the_draft_model(quire: Quire) -> None:
 def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is divided among the replicas of all LLMDeployments of the file."""
     machine = Machine(memory_bytes=24 * 2**30, cpus=2, gpu_memory_bytes=(), multiplies_bfloat16=True)
-    monkeypatch.setattr(command, "this_machine", lambda: machine)
+    monkeypatch.setattr(plan, "this_machine", lambda: machine)
     one = DOCUMENT % (", maxModelLength: 512, dtype: BFloat16", "")
     write(one)
     code, out, _ = quire("plan", "-f", "f.yaml")

@@ -374,10 +374,10 @@ async def test_no_process_survives_sigkill(tmp_path: Path) -> None:
     """The command cannot clean up; the parent-death watchers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (
-        "import sys; from quire_cli import app; from quire_cli.local import command\n"
+        "import sys; from quire_cli import app; from quire_cli.local import up\n"
         "from quire_cli.local.machine import Commands, installed_commands\n"
         "gateway = installed_commands().gateway\n"
-        "command.installed_commands = lambda: Commands(engine=tuple(sys.argv[1:3]), gateway=gateway)\n"
+        "up.installed_commands = lambda: Commands(engine=tuple(sys.argv[1:3]), gateway=gateway)\n"
         "app.main(['up', '-f', sys.argv[3], '--port', sys.argv[4]])"
     )
     arguments = (*FAKE_ENGINE, str(run.file), str(run.options.port))

@@ -1,33 +1,60 @@
-"""``quire explain``: the command line, and the loop of --watch. ``explain_sources`` reads, ``explain_view`` draws."""
+"""``quire explain``: the command, the loop of --watch, and the sources of an explanation.
+
+A source is a run's state file, or the status of an LLMDeployment and its operator through the API server.
+"""
 
 import asyncio
+import contextlib
+import json
 import os
-from collections.abc import Callable
-from datetime import datetime
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
 
+import httpx
 import msgspec
 import typer
 
-from quire_cli.inspection import explain_view as view
-from quire_cli.inspection.explain_sources import ExplanationSource, source_of
-from quire_cli.inspection.explanation import Explanation, Notice
-from quire_cli.inspection.screen import (
+from quire_cli.errors import InspectionProblem
+from quire_cli.inspection.explanation import (
+    Explanation,
+    Notice,
+    OperatorReport,
+    fresh_stretches,
+    line,
+    of_resource,
+    of_run,
+    render,
+)
+from quire_cli.inspection.where import (
     ContextOption,
     KubeconfigOption,
     LocalOption,
     NamespaceOption,
     RunOption,
+    Where,
+    ended_note,
+    no_such,
     now,
     of_place,
+    only_name,
+    open_target,
+    readable,
     redrawn,
     until_interrupted,
+    user_error,
 )
-from quire_cli.inspection.where import Where
+from quire_cli.local.state import Run, read
 from quire_cli.options import URL, plain_console
-from quire_operator.domain.autoscaling.ticks import Log
-from quire_operator.ports import ClusterError
+from quire_operator.domain.autoscaling.ticks import Log, read_log
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.ports import ClusterError, Forbidden, NotFound
 
+if TYPE_CHECKING:  # slow to import
+    from quire_cli.inspection.cluster import KubeReader
+
+_OPERATOR_PORT = 8080
+"""The operator's port in the chart."""
+_URL_SECONDS = 5.0
 _POLL_SECONDS = 1.0
 
 
@@ -78,21 +105,21 @@ def explain(
 async def _explain(
     name: str | None, where: Where, operator_url: str | None, *, watch: bool, as_json: bool, last: int
 ) -> None:
-    source = await source_of(name, where, os.environ, operator_url=operator_url)
+    source = await _source_of(name, where, os.environ, operator_url=operator_url)
     try:
         explained = await source.poll(now().timestamp())
         console = plain_console()
         if not watch and as_json:
             _print_json(explained)
         elif not watch:
-            console.print(view.render(explained, now=now(), last=last))
+            console.print(render(explained, now=now(), last=last))
         elif as_json or not console.is_terminal:
             await _watch(source, explained, _print_changes() if as_json else _print_lines())
         else:
             with redrawn(console) as screen:
 
                 def show(explained: Explanation) -> None:
-                    screen.update(view.render(explained, now=now(), last=last), refresh=True)
+                    screen.update(render(explained, now=now(), last=last), refresh=True)
 
                 await _watch(source, explained, show, stays=True)
     finally:
@@ -102,14 +129,16 @@ async def _explain(
 _Show = Callable[[Explanation], None]
 
 
-async def _watch(source: ExplanationSource, explained: Explanation, show: _Show, *, stays: bool = False) -> None:
+async def _watch(
+    source: "RunSource | ClusterSource", explained: Explanation, show: _Show, *, stays: bool = False
+) -> None:
     """Show each explanation until the end of a local run; one that ``stays`` is refreshed until Ctrl-C."""
     while True:
         show(explained)
         if explained.ended is not None and not stays:
             return
         await asyncio.sleep(_POLL_SECONDS)
-        explained = await _refresh(source, explained, now())
+        explained = await _refresh(source, explained)
 
 
 def _print_changes() -> _Show:
@@ -129,8 +158,8 @@ def _print_lines() -> _Show:
 
     def show(explained: Explanation) -> None:
         nonlocal seen
-        for stretch in view.fresh_stretches(seen, explained.history):
-            print(view.line(explained, stretch), flush=True)
+        for stretch in fresh_stretches(seen, explained.history):
+            print(line(explained, stretch), flush=True)
         seen = explained.history or seen
         if explained.ended is not None:
             print(f"{explained.name}: the run {explained.ended}", flush=True)
@@ -138,10 +167,10 @@ def _print_lines() -> _Show:
     return show
 
 
-async def _refresh(source: ExplanationSource, explained: Explanation, time: datetime) -> Explanation:
+async def _refresh(source: "RunSource | ClusterSource", explained: Explanation) -> Explanation:
     """Poll again; while the API server is unreachable, return the last result with a notice."""
     try:
-        return await source.poll(time.timestamp())
+        return await source.poll(now().timestamp())
     except ClusterError as error:
         notice = Notice(subject="API server", reason=type(error).__name__, message=str(error))
         others = tuple(each for each in explained.notices if each.subject != notice.subject)
@@ -150,3 +179,149 @@ async def _refresh(source: ExplanationSource, explained: Explanation, time: date
 
 def _print_json(explained: Explanation) -> None:
     print(msgspec.json.encode(explained).decode(), flush=True)
+
+
+async def _source_of(
+    name: str | None, where: Where, environ: Mapping[str, str], *, operator_url: str | None = None
+) -> "RunSource | ClusterSource":
+    """Return the source for this name, or raise ``UserError``."""
+    found = await open_target(where, [] if name is None else [name], environ)
+    if isinstance(found, Run):
+        return RunSource(
+            found, name or only_name(sorted(found.state.deployments), where=f"the run of {found.state.file}")
+        )
+    return await _cluster_source(found, name, where, operator_url)
+
+
+async def _cluster_source(
+    reader: "KubeReader", name: str | None, where: Where, operator_url: str | None
+) -> "RunSource | ClusterSource":
+    namespace = where.namespace or reader.namespace
+    try:
+        if name is None:
+            found = [resource.key.name for resource in await reader.resources(namespace)]
+            name = only_name(found, where=f"namespace {namespace} of {reader.label}")
+        return ClusterSource(reader, Key(namespace, name), operator_url)
+    except ClusterError as error:
+        await reader.close()
+        raise user_error(error, looking_for="LLMDeployment to explain") from error
+    except BaseException:
+        await reader.close()
+        raise
+
+
+class RunSource:
+    """A run on this machine, live or ended."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self._folder, self._name = run.folder, name
+
+    async def poll(self, now: float) -> Explanation:
+        run = read(self._folder)
+        if run is None or self._name not in run.state.deployments:
+            raise InspectionProblem(f"the state of the run that served {self._name} is gone")
+        state = run.state
+        ended = None if run.is_live else ended_note(state, now)
+        served = state.deployments[self._name]
+        place = f"quire up of {state.file} at {state.address}"
+        return of_run(self._name, served, place=place, ended=ended)
+
+    async def close(self) -> None: ...
+
+
+class ClusterSource:
+    """An LLMDeployment's status and its operator's decisions."""
+
+    def __init__(self, reader: "KubeReader", key: Key, operator_url: str | None) -> None:
+        self._reader, self._key, self._operator_url = reader, key, operator_url
+        self._leader: Key | None = None
+        self._seen = False
+
+    async def poll(self, now: float) -> Explanation:
+        try:
+            resource = await self._reader.resource(self._key)
+        except NotFound as error:
+            raise await self._absent(error) from error
+        except Forbidden as error:
+            raise user_error(error, looking_for=str(self._key)) from error
+        except ClusterError as error:
+            if self._seen:
+                raise
+            raise user_error(error, looking_for=str(self._key)) from error
+        self._seen = True
+        report = await self._operator_report()
+        return of_resource(resource, report, place=self._reader.label, now=now)
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    async def _absent(self, error: NotFound) -> Exception:
+        if self._key.name not in str(error):
+            return user_error(error, looking_for=f"LLMDeployment {self._key.name}")
+        try:
+            known = [resource.key.name for resource in await self._reader.resources(self._key.namespace)]
+        except ClusterError:
+            known = []
+        return no_such(self._key, known, place=self._reader.label)
+
+    async def _operator_report(self) -> OperatorReport:
+        """Return the decisions of the leading operator; the others report none."""
+        if self._operator_url is not None:
+            return await self._report_from(self._operator_url)
+        try:
+            pods = [self._leader] if self._leader is not None else await self._operators()
+        except Forbidden as error:
+            return _no_report(f"{readable(str(error))}, which reading from the operator requires")
+        except ClusterError as error:
+            return _no_report(str(error))
+        problem = "no pod of quire's operator runs in this cluster; use --operator-url for an operator elsewhere"
+        for pod in pods:
+            try:
+                answer = await self._reader.page(pod, _OPERATOR_PORT, self._path)
+            except Forbidden as error:
+                problem = f"{readable(str(error))}, which reading from the operator requires"
+            except ClusterError as error:
+                problem = str(error)
+            else:
+                self._leader = pod
+                return _read_report(answer)
+        self._leader = None
+        return _no_report(problem)
+
+    async def _operators(self) -> list[Key]:
+        """Return the operators in all namespaces, or in the LLMDeployment's own if the user may not list all."""
+        try:
+            return await self._reader.operators(None)
+        except Forbidden:
+            with contextlib.suppress(ClusterError):
+                if found := await self._reader.operators(self._key.namespace):
+                    return found
+            raise
+
+    async def _report_from(self, url: str) -> OperatorReport:
+        try:
+            async with httpx.AsyncClient(timeout=_URL_SECONDS, trust_env=False) as client:
+                answer = await client.get(url.rstrip("/") + self._path)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return _no_report(f"{url} does not answer: {error or type(error).__name__}")
+        if answer.status_code != 200:
+            return _no_report(f"{url} answers {answer.status_code}: {answer.text[:200]}")
+        return _read_report(answer.content)
+
+    @property
+    def _path(self) -> str:
+        return f"/decisions/{self._key.namespace}/{self._key.name}"
+
+
+def _read_report(answer: bytes) -> OperatorReport:
+    try:
+        log = read_log(json.loads(answer))
+    except ValueError:
+        log = ()
+    return OperatorReport(
+        log=log, problem=None if log else "the operator's answer cannot be read; its version may differ"
+    )
+
+
+def _no_report(problem: str) -> OperatorReport:
+    return OperatorReport(log=(), problem=problem)

@@ -1,17 +1,24 @@
 """The target of ``quire explain`` and ``quire top``: a run of ``quire up`` on this machine, or a cluster.
 
-Without options it is the live run that serves the name, else the cluster that kubectl would use.
+Without options it is the live run that serves the name, else the cluster that kubectl would use. Both commands share
+its options and its errors, and the way in which they run until Ctrl-C.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import re
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from rich.console import Console
+from rich.live import Live
 
 from quire_cli.errors import InspectionProblem
-from quire_cli.inspection.explanation import near_names
-from quire_cli.inspection.rights import missing_right, readable
 from quire_cli.local.state import Run, RunState, run_of, runs
+from quire_cli.options import discard_output, section
 from quire_common.quantities import format_duration
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.domain.resource import names
@@ -19,7 +26,23 @@ from quire_operator.errors import ClusterProblem, UserError
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 
 if TYPE_CHECKING:  # slow to import
-    from quire_cli.inspection.cluster_reading import KubeReader
+    from quire_cli.inspection.cluster import KubeReader
+
+_DENIED = re.compile(
+    r'cannot (\w+) resource "([^"/]+)(?:/([^"]+))?" in API group "([^"]*)"(?: in the namespace "([^"]+)")?'
+)
+
+of_place = section("Cluster or local run")
+
+NamespaceOption = Annotated[
+    str | None, of_place("The namespace on the cluster (default: the context's).", names=("--namespace", "-n"))
+]
+KubeconfigOption = Annotated[str | None, of_place("Path to the kubeconfig file.", metavar="FILE")]
+ContextOption = Annotated[str | None, of_place("The context of the kubeconfig to use.", metavar="NAME")]
+LocalOption = Annotated[
+    bool, of_place("Use runs on this machine only, including runs that have ended.", names=("--local",))
+]
+RunOption = Annotated[Path | None, of_place("Use the run of this YAML file on this machine.", metavar="FILE")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +79,7 @@ async def open_target(where: Where, wanted: Sequence[str], environ: Mapping[str,
     run = _chosen_run(where, wanted, environ)
     if run is not None:
         return run
-    from quire_cli.inspection.cluster_reading import KubeReader
+    from quire_cli.inspection.cluster import KubeReader
 
     try:
         return await KubeReader.connect(where.kubeconfig, where.context)
@@ -154,10 +177,42 @@ def user_error(error: ClusterError, *, looking_for: str) -> UserError:
 
 
 def _no_right(text: str) -> UserError:
-    right = missing_right(text)
+    right = _missing_right(text)
     if right is None:
         return ClusterProblem(text, hint="log in again, or select another user with --context")
-    return InspectionProblem(readable(text), details=[text], hint=f"check the permission with: {right.question}")
+    sub = f" --subresource {right.subresource}" if right.subresource else ""
+    scope = "--all-namespaces" if right.namespace is None else f"--namespace {right.namespace}"
+    question = f"kubectl auth can-i {right.verb} {right.kind}{right.group}{sub} {scope}"
+    return InspectionProblem(readable(text), details=[text], hint=f"check the permission with: {question}")
+
+
+def readable(refusal: str) -> str:
+    """Return the API server's refusal as a sentence for the user."""
+    right = _missing_right(refusal)
+    if right is None:
+        return refusal
+    resource = f"{right.kind}/{right.subresource}" if right.subresource else right.kind
+    where = "in all namespaces" if right.namespace is None else f"in namespace {right.namespace}"
+    return f"you are not allowed to {right.verb} {resource}{right.group} {where}"
+
+
+class _Right(NamedTuple):
+    verb: str
+    kind: str
+    subresource: str | None
+    group: str
+    """With a leading dot; empty for the core group."""
+    namespace: str | None
+    """None: the whole cluster."""
+
+
+def _missing_right(refusal: str) -> _Right | None:
+    """Return the permission that a refusal names, or None if it names none."""
+    denied = _DENIED.search(refusal)
+    if denied is None:
+        return None
+    verb, kind, subresource, group, namespace = denied.groups()
+    return _Right(verb, kind, subresource, f".{group}" if group else "", namespace)
 
 
 def no_such(key: Key, known: Sequence[str], *, place: str) -> InspectionProblem:
@@ -166,3 +221,32 @@ def no_such(key: Key, known: Sequence[str], *, place: str) -> InspectionProblem:
         f"there is no LLMDeployment {key.name} in namespace {key.namespace} of {place}",
         hint=near_names(key.name, known),
     )
+
+
+def near_names(name: str, known: Sequence[str]) -> str:
+    """Return a hint with similar names."""
+    near = get_close_matches(name, known, n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    shown = ", ".join(sorted(known)[:10])
+    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    return f"there is {shown}{more}" if known else "there is no LLMDeployment"
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def redrawn(console: Console) -> Live:
+    """Return a screen on a terminal that is redrawn in place and stays when the command ends."""
+    return Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+
+def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Run until Ctrl-C, or until the reader of the pipe is gone; neither is an error."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # as after `quire top --json | head`
+        discard_output()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from quire_cli.errors import ModelProblem
 from quire_cli.local.machine import installed
 from quire_cli.local.process import start_watched
@@ -29,7 +31,6 @@ from quire_common.model_source import (
     cached_model,
 )
 from quire_common.safetensors_header import NoWeights, count_parameters
-from quire_operator.adapters.hub_facts import HubFacts
 from quire_operator.domain.resource import Spec
 from quire_operator.ports import ModelUnknown
 
@@ -40,6 +41,12 @@ Say = Callable[[str], None]
 MODEL_FIELD, DRAFT_FIELD = "spec.model.source", "spec.engine.speculation.draft.source"
 _MAX_LINE_BYTES = 1 << 20
 _HUB_HINT = "check the spelling of org/name and the revision; for a private or gated model set HF_TOKEN"
+
+
+def fetch(context: typer.Context) -> None:
+    """Download a model from a hub or a bucket. Needs the engine, whose command quire-fetch it runs."""
+    command = installed(FETCH_COMMAND)
+    os.execv(command, [command, *context.args])
 
 
 class ModelStore:
@@ -135,6 +142,8 @@ class ModelStore:
             return None
 
     async def _hub_facts(self, source: HubSource) -> ModelFacts:
+        from quire_operator.adapters.hub_facts import HubFacts  # slow to import
+
         reader = HubFacts(os.environ.get("HF_ENDPOINT") or None, token=_hub_token(os.environ))
         try:
             return await reader.facts(source)

@@ -4,25 +4,80 @@
 share. ``places``, ``answers`` and ``render`` show the same for GPUs, pods and amounts of memory.
 """
 
+import asyncio
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quire_cli.errors import CapacityProblem
-from quire_cli.local.machine import Machine
+from quire_cli.errors import CapacityProblem, StartProblem
+from quire_cli.local.documents import read_manifests
+from quire_cli.local.machine import Machine, installed, this_machine, with_tried_cpu
+from quire_cli.local.model_store import ModelStore
+from quire_cli.options import FileOption, plain_console
+from quire_common.contract.engine import ENGINE_COMMAND
 from quire_common.kv_size import CacheLimits
 from quire_common.model_memory import DTYPE_BYTES, ModelFacts
-from quire_common.quantities import format_bytes
+from quire_common.model_source import cache_home
+from quire_common.quantities import format_bytes, parse_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall, draft_problems
 from quire_operator.domain.capacity.gpus import GPUS, Gpu, find_gpu
 from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem
 from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.resource import Spec
+
+
+def _memory(text: str) -> int:
+    size = parse_bytes(text)
+    if not size:
+        raise typer.BadParameter(f'"{text}" is not an amount of memory such as 24Gi')
+    return size
+
+
+def plan(
+    file: FileOption,
+    gpu: Annotated[str | None, typer.Option(help='The name of a GPU, such as "H100 80GB".', show_default=False)] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(help="The memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
+    ] = None,
+) -> None:
+    """Show the memory a model needs, and how many tokens and sequences fit. Starts no engine.
+
+    Reads the model's configuration and the headers of its weights; downloads no weights. Without --gpu or --memory it
+    checks all known GPUs if the spec requests one, else this machine. Exits with 1 if the model fits nowhere.
+
+      quire plan -f llama.yaml --gpu "H100 80GB"
+
+      quire plan -f examples/demo.yaml --memory 4Gi
+    """
+    if gpu is not None and memory is not None:
+        raise typer.BadParameter("set --gpu or --memory, not both")
+    machine = this_machine()
+    if gpu is None and memory is None:
+        with suppress(StartProblem):  # a machine that only plans may have no engine
+            machine = asyncio.run(with_tried_cpu(machine, (installed(ENGINE_COMMAND),)))
+    store = ModelStore(base=file.resolve().parent, cache=cache_home(os.environ))
+    console = plain_console()
+    everything_fits = True
+    specs = read_manifests(file).deployments
+    for spec in specs:
+        facts = store.facts(spec.model.source, weights_needed=not spec.engine.invents_weights)
+        draft = store.draft_facts(spec)
+        where = places(spec, specs, gpu=gpu, memory_bytes=memory, machine=machine)
+        found = answers(spec, facts, where, machine=machine, draft=draft)
+        everything_fits &= any(answer.fits for answer in found)
+        console.print(render(spec, facts, found, draft=draft))
+    if not everything_fits:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,25 +9,32 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
 
 from quire_cli.errors import AddressProblem, ModelProblem, StartProblem
 from quire_cli.local.deployment import check_key_file, local_deployment
 from quire_cli.local.documents import Manifests, read_manifests
-from quire_cli.local.machine import Commands, Machine, this_machine, with_tried_cpu
+from quire_cli.local.machine import Commands, Machine, installed_commands, this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore, folder_facts
 from quire_cli.local.plan import Sized, share_of, size
 from quire_cli.local.process import LOOPBACK, Launch, Pace, Phase, Status, free_port, how_it_ended, phase_message
 from quire_cli.local.replicas import LocalCluster
 from quire_cli.local.scaling import LocalScaling
 from quire_cli.local.state import ReplicaState, RunFolder, RunState, ServedState, run_folder, state_home
-from quire_cli.local.views import ReplicaMetrics, View
+from quire_cli.local.views import JsonLines, LiveTable, ReplicaMetrics, View
+from quire_cli.options import DURATION, URL, FileOption, discard_output
 from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
 from quire_common.contract.gateway import LIVE_PATH
 from quire_common.model_source import cache_home
@@ -46,6 +53,65 @@ _ATTEMPTS_TO_START = 2
 """A port can be taken between choosing and listening; a retry fixes nothing else."""
 _SHOW_SECONDS = 1.0
 _LOG_LINES = 12
+
+
+def up(
+    file: FileOption,
+    port: Annotated[int, typer.Option(help="The port to listen on, at 127.0.0.1.", min=1, max=65535)] = 8000,
+    exit_after: Annotated[
+        float | None,
+        typer.Option(help="Drain and exit this long after the address is ready.", show_default=False, **DURATION),
+    ] = None,
+    prometheus_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Scale by the metrics of this Prometheus, which finds the replicas in the run's folder"
+            " (prometheus-targets.json, for file_sd_configs). Without it the replicas are scraped directly.",
+            show_default=False,
+            **URL,
+        ),
+    ] = None,
+) -> None:
+    """Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C exits at once.
+
+    Starts an engine process per replica and a gateway in front of them, and scales by spec.autoscaling. On a terminal
+    it shows a live table, elsewhere one JSON object per line. The file is read once: to apply a change, restart
+    quire up.
+
+      quire up -f examples/demo.yaml
+
+      quire up -f examples/demo.yaml --port 9000 --exit-after 10m
+
+      curl http://127.0.0.1:8000/v1/models
+    """
+    options = UpOptions(
+        file=file,
+        port=port,
+        exit_after_seconds=exit_after,
+        prometheus_url=prometheus_url,
+        environ=os.environ,
+        commands=installed_commands(),
+    )
+    console = Console()
+    view: View = LiveTable(console) if console.is_terminal else JsonLines(sys.stdout, on_gone=_end_unread)
+    try:
+        asyncio.run(_up(options, view))
+    finally:
+        view.close()
+
+
+async def _up(options: "UpOptions", view: View) -> None:
+    run = Up(options, view)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, run.stop)
+    await run.run()
+
+
+def _end_unread() -> None:
+    """End this process in the way a user would."""
+    discard_output()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
