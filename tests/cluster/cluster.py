@@ -17,7 +17,7 @@ from quire_cluster import real_cluster
 from quire_cluster.binaries import PACKAGES, ensure, present
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.errors import ClusterError
-from quire_cluster.images.command import images as images_command
+from quire_cluster.images.ensure import images as images_command
 from quire_cluster.nodes import requirements
 from quire_cluster.processes import Process
 from quire_cluster.programs import Programs

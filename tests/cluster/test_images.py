@@ -8,12 +8,17 @@ import pytest
 
 from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.images.base_image import bootstrap_command, debian_base
-from quire_cluster.images.context import context_files, copy_context, ignored_names
-from quire_cluster.images.dockerfile import Dockerfile, parse
-from quire_cluster.images.ensure import CONTEXT, images_of
-from quire_cluster.images.fingerprint import fingerprint
-from quire_cluster.images.image import TARGETS, BuildOptions
-from quire_cluster.images.listing import ImageLayers, Layer, instruction, layers_of, megabytes, table
+from quire_cluster.images.ensure import CONTEXT, ImageLayers, Layer, images_of, instruction, layers_of, megabytes, table
+from quire_cluster.images.inputs import (
+    TARGETS,
+    BuildOptions,
+    Dockerfile,
+    context_files,
+    copy_context,
+    fingerprint,
+    ignored_names,
+    parse,
+)
 
 TEXT = """\
 # A comment.

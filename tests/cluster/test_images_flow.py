@@ -13,10 +13,10 @@ import pytest
 from page_server import page_server
 
 from quire_cluster.errors import BinaryUnavailable, ImageBuildFailed
-from quire_cluster.images import ensure, store, tools
-from quire_cluster.images.command import images as images_command
+from quire_cluster.images import buildah, ensure
 from quire_cluster.images.ensure import build_images, ensure_images, images_of
-from quire_cluster.images.image import TARGETS, BuildOptions
+from quire_cluster.images.ensure import images as images_command
+from quire_cluster.images.inputs import TARGETS, BuildOptions
 from quire_cluster.progress import Progress
 
 # Remembers images as files named after them, and every call in a log.
@@ -109,8 +109,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     (layers / "layers.json").write_text(json.dumps([{"diff-digest": "sha256:a", "diff-size": 3_000_000}]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
-    monkeypatch.setattr(tools.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(store, "FREE_BYTES_TO_BUILD", 0)
+    monkeypatch.setattr(buildah.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(buildah, "FREE_BYTES_TO_BUILD", 0)
     for name in ("BASE_IMAGE", "TORCH_SPEC", "COMPILER", "PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
         monkeypatch.delenv(name, raising=False)
     checkout = tmp_path / "checkout"
@@ -259,7 +259,7 @@ def test_base_that_cannot_be_pulled_names_the_ways_out(
 def test_full_disk_is_reported_before_a_build(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "FREE_BYTES_TO_BUILD", 10**18)
+    monkeypatch.setattr(buildah, "FREE_BYTES_TO_BUILD", 10**18)
     with pytest.raises(ImageBuildFailed, match=r"takes 1000000000 GB of disk in .*set XDG_CACHE_HOME"):
         build_images(progress)
     assert machine.calls("build") == []
@@ -268,7 +268,7 @@ def test_full_disk_is_reported_before_a_build(
 def test_store_that_has_grown_is_emptied_before_a_build(
     machine: Machine, progress: Progress, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MOST_BYTES_KEPT", 2_999_999)
+    monkeypatch.setattr(buildah, "MOST_BYTES_KEPT", 2_999_999)
     build_images(progress)
     assert "of layers from earlier builds: removing them all" in said.getvalue()
     assert [call.split()[1:] for call in machine.calls("rmi")][0] == ["--all", "--force"]
@@ -287,7 +287,7 @@ def test_containers_that_builds_leave_are_removed(machine: Machine, progress: Pr
 
 
 def test_second_run_waits_for_the_first(machine: Machine, progress: Progress, said: io.StringIO) -> None:
-    with (store.folder() / "lock").open("w") as held:
+    with (buildah.folder() / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = threading.Thread(target=build_images, args=(progress,))
         waiting.start()
@@ -306,7 +306,7 @@ def test_registry_that_does_not_answer_is_named(machine: Machine, progress: Prog
 def test_non_root_user_gets_a_hint_about_docker(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(buildah.os, "geteuid", lambda: 1000)
     with pytest.raises(BinaryUnavailable, match="docker build --target engine"):
         build_images(progress)
 
@@ -356,7 +356,7 @@ def test_common_tag_is_pushed_in_addition_to_own_tags(
 def test_images_are_built_without_a_registry_with_a_note(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("quire_cluster.images.command.OWN", "127.0.0.1:1")
+    monkeypatch.setattr("quire_cluster.images.ensure.OWN", "127.0.0.1:1")
     assert images_command(None, None, progress) == 0
     assert machine.pushed() == []
     assert "Not pushed: the registry of the test cluster does not run (make cluster-up)" in capsys.readouterr().out

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from e2e_support import results
-from e2e_support.capabilities import capability, lacking
 from e2e_support.errors import E2EError
 from e2e_support.release import Release
 from e2e_support.results import Report, slug
 from e2e_support.run import MakeSpace, Run
 from e2e_support.space import Space
-from e2e_support.target import Target
+from e2e_support.target import Target, capability, lacking
 from quire_cluster.errors import ClusterError
 from quire_cluster.helm import Helm
 from quire_cluster.progress import Progress
@@ -29,7 +28,7 @@ HERE = Path(__file__).parent
 CHART = HERE.parents[1] / "charts" / "quire"
 RUN = pytest.StashKey[Run]()
 MARKERS = (
-    "needs(*capabilities): what the scenario needs of a cluster beyond pods (e2e_support.capabilities)",
+    "needs(*capabilities): what the scenario needs of a cluster beyond pods (e2e_support.target)",
     "first: runs before all others",
     "last: runs after all others",
 )

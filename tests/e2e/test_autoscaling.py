@@ -15,8 +15,8 @@ from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.run import MakeSpace
 from e2e_support.scaling import looks as seen
+from e2e_support.scaling.looks import AUTOSCALING, recorded_decisions
 from e2e_support.scaling.ramp import TICK_SECONDS, At, Play, Ramp
-from e2e_support.scaling.recorded import AUTOSCALING, recorded_decisions
 from e2e_support.target import Target
 from e2e_support.waiting import until
 

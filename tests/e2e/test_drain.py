@@ -22,8 +22,7 @@ from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.run import MakeSpace
 from e2e_support.scaling import looks as seen
-from e2e_support.scaling.looks import Look
-from e2e_support.scaling.watch import ReplicaWatch
+from e2e_support.scaling.looks import Look, ReplicaWatch
 from e2e_support.space import LLMDeployment
 from e2e_support.target import Target
 from e2e_support.timeline.keep import keep

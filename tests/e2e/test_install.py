@@ -10,11 +10,10 @@ import pytest
 from openai import OpenAI
 
 from e2e_support.kube import Kube
-from e2e_support.notes import commands_of
-from e2e_support.release import Release
+from e2e_support.release import Release, commands_of
 from e2e_support.results import Report
 from e2e_support.run import MakeSpace
-from e2e_support.scaling.explanation import explain
+from e2e_support.scaling.looks import explain
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
 from e2e_support.traffic.prompts import load

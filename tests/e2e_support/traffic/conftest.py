@@ -10,7 +10,7 @@ from e2e_support.traffic.answer import Form
 from e2e_support.traffic.client import Address, Ask, Exchange, Patience, send
 from e2e_support.traffic.fake_server import PROMPT, Server
 from e2e_support.traffic.prompts import Prompt
-from e2e_support.traffic.records import Record
+from e2e_support.traffic.result import Record
 
 
 @pytest.fixture

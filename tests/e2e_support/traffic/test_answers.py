@@ -7,7 +7,7 @@ from aiohttp import web
 
 from e2e_support.traffic.answer import Form
 from e2e_support.traffic.fake_server import CHAT, PROMPT, begin, right_events, whole, written
-from e2e_support.traffic.records import FailureKind
+from e2e_support.traffic.result import FailureKind
 
 WRONG, BROKEN, ERROR_EVENT = FailureKind.WRONG, FailureKind.BROKEN, FailureKind.ERROR_EVENT
 DONE = "data: [DONE]\n\n"

@@ -348,8 +348,6 @@ async def test_stalled_store_does_not_delay_cancellation(bucket: FaultyProxy, fe
 
 
 def test_aws_library_is_imported_only_for_buckets() -> None:
-    code = (
-        "import sys, quire_cli.local.model_store; print([n for n in ('botocore', 'huggingface_hub') if n in sys.modules])"
-    )
+    code = "import sys, quire_cli.local.up; print([n for n in ('botocore', 'huggingface_hub') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,15 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from e2e_support import objects
-from e2e_support.capabilities import EVERYTHING
 from e2e_support.errors import TargetUnavailable
 from e2e_support.kube import Kube
 from e2e_support.space import SPACE_SELECTOR
-from e2e_support.target import Target
+from e2e_support.target import EVERYTHING, Target
 from quire_cluster.binaries import ensure
 from quire_cluster.errors import ClusterError
 from quire_cluster.images.ensure import ensure_images
-from quire_cluster.images.image import Images
+from quire_cluster.images.inputs import Images
 from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
 from quire_cluster.real_cluster import RealCluster, default_state, stop

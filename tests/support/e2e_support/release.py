@@ -1,21 +1,56 @@
-"""The chart as installed for the scenarios: helm's release, its operator and its gateway.
-
-One release serves the whole run. It has a label by which a later run recognizes that it may change it.
-"""
+"""The release of the chart under test, the notes of helm, and the metrics pages of its pods."""
 
 import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from e2e_support import objects
 from e2e_support.errors import ApiError, TargetUnavailable
 from e2e_support.kube import JSON, Kube, namespaced
 from e2e_support.manifests import merged
-from e2e_support.metrics import Page
 from e2e_support.objects import Pod
 from e2e_support.waiting import Stopwatch, until
 from quire_cluster.helm import Helm
+
+
+def commands_of(notes: str) -> list[str]:
+    """Return the commands: lines indented by five spaces, joined with their continuation lines."""
+    found: list[str] = []
+    is_open = False
+    for line in notes.splitlines():
+        typed = line.removeprefix("     ")
+        if typed == line:
+            is_open = False
+            continue
+        if is_open:
+            found[-1] += f"\n{typed}"
+        elif typed.startswith(("kubectl", "curl")):
+            found.append(typed)
+        is_open = bool(found) and (typed.endswith("\\") or ("<<'YAML'" in found[-1] and typed != "YAML"))
+    return found
+
+
+class Page:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def values(self, name: str, /, **labels: str) -> list[float]:
+        """Return the values of all series with this name (counters with _total) and these labels."""
+        return [
+            float(sample.value)
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
+    def total(self, name: str, /, **labels: str) -> float:
+        """Return the sum of the values, or 0."""
+        return sum(self.values(name, **labels))
+
 
 NAMESPACE: Final = "quire-system"
 NAME: Final = "quire"

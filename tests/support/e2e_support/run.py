@@ -20,9 +20,8 @@ from e2e_support.own import own_cluster
 from e2e_support.prefetch import pull_everywhere
 from e2e_support.refusals import Outage
 from e2e_support.results import Report, scenario_name, slug
-from e2e_support.settings import Settings
 from e2e_support.space import Space, Words
-from e2e_support.target import Target
+from e2e_support.target import Settings, Target
 from e2e_support.theirs import their_cluster
 from quire_cluster.progress import Progress
 

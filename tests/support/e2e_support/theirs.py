@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from e2e_support import objects
-from e2e_support.capabilities import found_on
 from e2e_support.errors import ApiError, TargetUnavailable
 from e2e_support.kube import Kube
-from e2e_support.settings import TheirCluster
-from e2e_support.target import Target
+from e2e_support.target import Target, TheirCluster, found_on
 from quire_cluster.binaries import ensure
 from quire_cluster.progress import Progress
 

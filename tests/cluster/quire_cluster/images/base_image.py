@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from quire_cluster.errors import ComponentFailed, ImageBuildFailed
-from quire_cluster.images.buildah import Buildah
-from quire_cluster.images.tools import ensure_tools
+from quire_cluster.images.buildah import Buildah, ensure_tools
 from quire_cluster.progress import Progress, minutes_and_seconds
 from quire_cluster.shell import run
 

@@ -1,10 +1,11 @@
 """Run buildah with our own store in the cache: build, push and describe images.
 
-`--isolation chroot` needs neither a daemon nor a container runtime. This module does not know which images exist.
+`--isolation chroot` needs neither a daemon nor a container runtime. The store is one folder, used by one run at a time.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections import deque
@@ -13,9 +14,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from quire_cluster.errors import ImageBuildFailed
+from quire_cluster.binaries import alone, cache_folder
+from quire_cluster.debian import install_packages
+from quire_cluster.errors import BinaryUnavailable, ImageBuildFailed
 from quire_cluster.progress import Progress, minutes_and_seconds
 from quire_cluster.shell import follow
+
+_OTHERWISE: Final = "With Docker: docker build --target engine -t quire-engine . (and operator, gateway)"
+
+
+def ensure_tools(programs: Sequence[str], progress: Progress) -> None:
+    """Provide the programs. Raise BinaryUnavailable with a solution."""
+    if os.geteuid() != 0:
+        raise BinaryUnavailable(f"images are built in a chroot, which only root may enter. {_OTHERWISE}")
+    missing = [program for program in programs if shutil.which(program) is None]
+    if not missing:
+        return
+    named = " and ".join(missing)
+    if shutil.which("apt-get") is None:
+        raise BinaryUnavailable(f"images are built with {named}, not found on the PATH: install it. {_OTHERWISE}")
+    progress.say(f"==> installing {named} (apt-get install {' '.join(missing)})")
+    problem = install_packages(missing)
+    if problem is not None:
+        raise BinaryUnavailable(f"images are built with {named}, which could not be installed: {problem}\n{_OTHERWISE}")
+
 
 RUN_FOLDER: Final = Path("/run/quire-images")
 LAST_LINES: Final = 20
@@ -149,3 +171,47 @@ def _index_addresses() -> Mapping[str, str]:
     pip = os.environ.get("PIP_INDEX_URL")
     uv = os.environ.get("UV_DEFAULT_INDEX") or pip
     return {name: value for name, value in {"PIP_INDEX_URL": pip, "UV_DEFAULT_INDEX": uv}.items() if value}
+
+
+FREE_BYTES_TO_BUILD: Final = 14_000_000_000  # the engine's layers, and the largest of them twice more while it is made
+MOST_BYTES_KEPT: Final = 20_000_000_000  # three generations of the engine's dependencies
+
+
+@contextmanager
+def store(progress: Progress | None) -> Iterator[Buildah]:
+    """Lock the store. Without `progress`, buildah must be installed."""
+    if progress is not None:
+        ensure_tools(["buildah"], progress)
+    home = folder()
+    home.mkdir(parents=True, exist_ok=True)
+    with alone(home / "lock", "the images", progress):
+        scratch = home / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run; only the holder of the lock is here
+        scratch.mkdir()
+        buildah = Buildah(home / "storage", scratch)
+        buildah.remove_containers()
+        try:
+            yield buildah
+        finally:
+            buildah.remove_containers()
+
+
+def folder() -> Path:
+    return cache_folder() / "images"
+
+
+def make_room(buildah: Buildah, progress: Progress) -> None:
+    """Free space before a build. Raise ImageBuildFailed if the build would fill the disk.
+
+    It is unknown which old layers a later build could use, so a store that has grown too large is removed completely.
+    """
+    kept = sum(buildah.unpacked_sizes().values())
+    if kept > MOST_BYTES_KEPT:
+        progress.say(f"==> {kept / 1e9:.0f} GB of layers from earlier builds: removing them all")
+        buildah.remove_images()
+    free = shutil.disk_usage(buildah.store.parent).free
+    if free < FREE_BYTES_TO_BUILD:
+        raise ImageBuildFailed(
+            f"building the images takes {FREE_BYTES_TO_BUILD / 1e9:.0f} GB of disk in {buildah.store.parent}, and "
+            f"{free / 1e9:.1f} GB are free: free some, or set XDG_CACHE_HOME to a folder on a larger disk"
+        )

@@ -1,28 +1,99 @@
-"""The images of this checkout in a registry: built after changes, inspected and pushed.
+"""The images of a checkout: built, inspected and pushed where they are missing, and the command `cluster.py images`.
 
-For each image, the tag is computed first. If the registry has it, nothing is done; if the store has it, it is pushed;
-otherwise it is built, checked against the Dockerfile's requirements and pushed.
+It prints the layers of each with their sizes and origins.
 """
 
+import json
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.images.base_image import ensure_base
-from quire_cluster.images.buildah import Buildah
-from quire_cluster.images.context import DOCKERFILE, copy_context
-from quire_cluster.images.dockerfile import parse
-from quire_cluster.images.fingerprint import fingerprint
-from quire_cluster.images.image import CACHE_FOLDER, TARGETS, WHEEL_FOLDER, BuildOptions, Image, Images
-from quire_cluster.images.listing import ImageLayers, layers_of
+from quire_cluster.images.buildah import Buildah, make_room, store
+from quire_cluster.images.inputs import (
+    CACHE_FOLDER,
+    DOCKERFILE,
+    TARGETS,
+    WHEEL_FOLDER,
+    BuildOptions,
+    Image,
+    Images,
+    copy_context,
+    fingerprint,
+    parse,
+)
 from quire_cluster.images.promises import check_promises
-from quire_cluster.images.registry import Registry
-from quire_cluster.images.store import make_room, store
+from quire_cluster.images.registry import OWN, Registry
 from quire_cluster.progress import Progress, minutes_and_seconds
+
+_WIDTH: Final = 86
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    made_by: str
+    unpacked: int
+    compressed: int | None  # None: not in a registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLayers:
+    reference: str
+    layers: tuple[Layer, ...]
+
+
+def layers_of(
+    description: Mapping[str, Any], unpacked: Mapping[str, int], manifest: Mapping[str, Any] | None
+) -> tuple[Layer, ...]:
+    """Return the layers from an image's configuration, the sizes by digest, and the registry's manifest."""
+    digests: Sequence[str] = description["rootfs"]["diff_ids"]
+    steps = [entry.get("created_by", "") for entry in description["history"] if not entry.get("empty_layer", False)]
+    sizes = [None] * len(digests) if manifest is None else [layer["size"] for layer in manifest["layers"]]
+    return tuple(
+        Layer(made_by=instruction(step), unpacked=unpacked.get(digest, 0), compressed=size)
+        for step, digest, size in zip(steps, digests, sizes, strict=True)
+    )
+
+
+def instruction(created_by: str) -> str:
+    """Return the line of the Dockerfile from the builder's history."""
+    text = re.sub(r"\s+", " ", created_by).strip()
+    text = re.sub(r"^(\|\d+ (\S+=.*? )?)?/bin/sh -c (#\(nop\) )?", "", text)
+    text = re.sub(r"^(RUN )?(--mount=\S+ )+", "", text)
+    text = re.sub(r"\b(file|dir|multi):[0-9a-f]{64}", r"\1", text)
+    return text
+
+
+def table(images: Iterable[ImageLayers]) -> str:
+    lines = []
+    for image in images:
+        lines += [f"{image.reference}", f"  {'unpacked':>10} {'compressed':>10}  made by"]
+        lines += [_row(layer.unpacked, layer.compressed, layer.made_by) for layer in image.layers]
+        pushed = [layer.compressed for layer in image.layers if layer.compressed is not None]
+        compressed = sum(pushed) if len(pushed) == len(image.layers) else None
+        lines += [_row(sum(layer.unpacked for layer in image.layers), compressed, "in all"), ""]
+    return "\n".join(lines)
+
+
+def _row(unpacked: int, compressed: int | None, text: str) -> str:
+    cut = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
+    return f"  {megabytes(unpacked):>10} {'' if compressed is None else megabytes(compressed):>10}  {cut}"
+
+
+def megabytes(size: int) -> str:
+    if size >= 1e9:
+        return f"{size / 1e9:.2f} GB"
+    if size >= 1e6:
+        return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e3:.0f} kB"
+
 
 CONTEXT: Final = Path(__file__).parents[4]
 LOCAL: Final = "localhost"  # what stands in the place of a registry in the store
@@ -155,3 +226,34 @@ def _volumes(options: BuildOptions) -> list[str]:
     if options.torch_wheel is not None:
         volumes.append(f"{options.torch_wheel.parent}:{WHEEL_FOLDER}:ro")
     return volumes
+
+
+def images(registry: str | None, tag: str | None, progress: Progress) -> int:
+    """Run the command. Without `registry`, it uses the running test cluster's; `tag` is an additional tag."""
+    started = time.monotonic()
+    destination = registry or (OWN if Registry(address=OWN).answers() else None)
+    if destination is None:
+        if tag is not None:
+            raise ImageBuildFailed(
+                "TAG is the images' name in a registry: say which, as in REGISTRY=registry.example/team"
+            )
+        made = build_images(progress)
+    else:
+        made = ensure_images(destination, progress)
+        if tag is not None:
+            _tag(made, tag, progress)
+    print(table(listed(made)))
+    print(f"\n# Ready after {minutes_and_seconds(time.monotonic() - started)}.", end=" ")
+    if destination is None:
+        print("Not pushed: the registry of the test cluster does not run (make cluster-up), and REGISTRY is not set.")
+    else:
+        values = made.chart_values() if tag is None else {"images": {"registry": destination, "tag": tag}}
+        print(f"The chart's values for them:\n{json.dumps(values)}")
+    return 0
+
+
+def _tag(made: Images, tag: str, progress: Progress) -> None:
+    build_images(progress)  # a registry may have an image that the store no longer has
+    with store(progress) as buildah:
+        for image in made.by_target().values():
+            push(buildah, image, f"{image.registry}/{image.repository}:{tag}", progress)

@@ -1,11 +1,11 @@
 """The container runtime of a node: containerd with runc, the network plugin, and its images.
 
-Content and snapshots are in the cache for later clusters. Sockets and running state are below the node's own /run,
-which disappears with the node.
+Content and snapshots are in the cache for later clusters. Sockets and running state are below the node own /run, which
+disappears with the node.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -100,3 +100,17 @@ def command(programs: Programs, file: Path) -> list[str]:
 def client(programs: Programs, arguments: Sequence[str]) -> list[str]:
     """Return a `ctr` command in the kubelet's namespace, to be run on the node."""
     return [str(programs.packaged["ctr"]), "--address", SOCKET, "--namespace", NAMESPACE, *arguments]
+
+
+def outdated(listing: str, *, registry: str, kept: Collection[str]) -> tuple[str, ...]:
+    """Return all names of images from `registry` except the `kept` ones, from the output of `ctr images ls`."""
+    rows = [line.split() for line in listing.splitlines()[1:]]
+    digests = {row[0]: row[2] for row in rows if len(row) >= 3}
+    needed = {digest for name, digest in digests.items() if name in kept or not _is_ours(name, registry)}
+    # A name by digest does not contain the registry.
+    from_here = {digest for name, digest in digests.items() if name.startswith(f"{registry}/")}
+    return tuple(name for name, digest in digests.items() if digest in from_here - needed)
+
+
+def _is_ours(name: str, registry: str) -> bool:
+    return name.startswith((f"{registry}/", "sha256:"))

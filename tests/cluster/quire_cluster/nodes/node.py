@@ -10,7 +10,7 @@ from typing import Final
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.kubeconfig import write as write_private
 from quire_cluster.nodes import cgroups, containerd, kubelet, namespaces, pause, proxy
-from quire_cluster.nodes.held_images import outdated
+from quire_cluster.nodes.containerd import outdated
 from quire_cluster.nodes.kubelet import KubeletFiles
 from quire_cluster.nodes.plan import REGISTRY, NodePlan
 from quire_cluster.nodes.teardown import HostProcess, host_process

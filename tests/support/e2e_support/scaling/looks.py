@@ -1,16 +1,27 @@
-"""A series of observations of an LLMDeployment's replicas, and queries on it. Pure.
+"""Observations of the replicas of an LLMDeployment during a scenario, and what they show.
 
-``watch`` records the observations; scenarios check conditions that must hold all the time, not only at the end.
+The sources are the API server (``Look``), Prometheus and ``quire explain``.
 """
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
 
 from e2e_support import objects
+from e2e_support.errors import ApiError
+from e2e_support.kube import Kube
 from e2e_support.objects import Condition, Pod
+from e2e_support.space import LLMDeployment
 from e2e_support.timeline.model import ClusterMessage, Steps
+from e2e_support.waiting import Polling
+from quire_cluster.real_cluster import RealCluster
 
 JSON = Mapping[str, Any]
 
@@ -130,3 +141,74 @@ def endings(looks: Sequence[Look]) -> list[Ending]:
         Ending(pod=name, uid=uid, seen=time, gone=next((t for t in times if t > last[uid]), None))
         for uid, (name, time) in seen.items()
     ]
+
+
+class ReplicaWatch(Polling):
+    """A context manager whose observations remain available afterwards.
+
+    An API server that does not answer leaves a gap.
+    """
+
+    def __init__(self, deployment: LLMDeployment, *, clock: Callable[[], float]) -> None:
+        """Store ``clock``, the clock of the traffic, so that both use the same times."""
+        super().__init__(self._take)
+        self._deployment, self._clock = deployment, clock
+        self._looks: list[Look] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.until(lambda look: True, what="it can be looked at", seconds=30)
+        return self
+
+    @property
+    def looks(self) -> list[Look]:
+        """Return the observations, oldest first."""
+        return list(self._looks)
+
+    def until(self, is_so: Callable[[Look], bool], *, what: str, seconds: float) -> None:
+        """Wait for an observation for which this is true."""
+
+        def is_newest_so() -> bool:
+            self.check()
+            return bool(self._looks) and is_so(self._looks[-1])
+
+        self._deployment.until(is_newest_so, what=what, seconds=seconds)
+
+    def _take(self) -> None:
+        with suppress(ApiError):  # it may be away; that is a matter of other assertions
+            self._looks.append(look_of(self._deployment.body(), self._deployment.pods(), time=self._clock()))
+
+
+AUTOSCALING = "quire_operator_autoscaling_"
+
+
+def recorded_decisions(machine: RealCluster, namespace: str) -> list[int]:
+    """Return the desired replicas that consecutive leaders decided in the last 15 minutes, each change once.
+
+    Do not use `max` over the operators: Prometheus keeps the last sample of a dead one for five minutes.
+    """
+    query = f"{AUTOSCALING}desired_replicas{{namespace='{namespace}'}}[15m]"
+    url = f"{machine.prometheus_url}/api/v1/query"
+    answer = httpx.get(url, params={"query": query}, trust_env=False).raise_for_status().json()
+    samples = sorted((time, int(value)) for series in answer["data"]["result"] for time, value in series["values"])
+    values = [value for _, value in samples]
+    return [value for before, value in zip([None, *values], values, strict=False) if value != before]
+
+
+_QUIRE = Path(sys.executable).with_name("quire")
+
+
+def explain(kube: Kube, deployment: LLMDeployment, *, last: int = 10) -> str:
+    """Return the screen with this number of decisions."""
+    return _run(kube, deployment, "--last", str(last))
+
+
+def explain_json(kube: Kube, deployment: LLMDeployment) -> JSON:
+    """Return the output in JSON."""
+    said: JSON = json.loads(_run(kube, deployment, "--json"))
+    return said
+
+
+def _run(kube: Kube, deployment: LLMDeployment, *more: str) -> str:
+    command = [str(_QUIRE), "explain", deployment.name, "--namespace", deployment.namespace, *more]
+    return kube.output(command, seconds=60)

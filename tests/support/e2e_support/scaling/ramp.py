@@ -13,13 +13,18 @@ from typing import Any, Final
 from e2e_support.faults import kill_for_good, without_prometheus
 from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
 from e2e_support.manifests import small_llmdeployment
-from e2e_support.metrics import Page
 from e2e_support.objects import Event, Pod
-from e2e_support.release import Release
-from e2e_support.scaling.explanation import explain, explain_json
-from e2e_support.scaling.looks import Look, lines, reason_changes
-from e2e_support.scaling.recorded import AUTOSCALING, recorded_decisions
-from e2e_support.scaling.watch import ReplicaWatch
+from e2e_support.release import Page, Release
+from e2e_support.scaling.looks import (
+    AUTOSCALING,
+    Look,
+    ReplicaWatch,
+    explain,
+    explain_json,
+    lines,
+    reason_changes,
+    recorded_decisions,
+)
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
 from e2e_support.timeline.keep import keep

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from e2e_support.traffic.records import Mark, Record
-from e2e_support.traffic.result import TrafficResult
+from e2e_support.traffic.result import Mark, Record, TrafficResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from e2e_support import objects
 from e2e_support.errors import E2EError
-from e2e_support.polling import EVERY_SECONDS, Polling
 from e2e_support.space import LLMDeployment
 from e2e_support.timeline.model import Blind, ClusterMessage, Steps
+from e2e_support.waiting import EVERY_SECONDS, Polling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

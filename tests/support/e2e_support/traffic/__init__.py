@@ -6,10 +6,8 @@ Scenarios use `driver.Traffic`; `prompts` contains the requests and the correct 
 from e2e_support.traffic.answer import Form
 from e2e_support.traffic.client import Patience
 from e2e_support.traffic.driver import Live, Traffic
-from e2e_support.traffic.permits import CUT, Permit
 from e2e_support.traffic.prompts import Kind, Prompt, of_kind
-from e2e_support.traffic.records import FailureKind, Mark, Record
-from e2e_support.traffic.result import TrafficFailed, TrafficResult
+from e2e_support.traffic.result import CUT, FailureKind, Mark, Permit, Record, TrafficFailed, TrafficResult
 
 __all__ = [
     "CUT",

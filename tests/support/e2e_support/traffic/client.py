@@ -1,10 +1,11 @@
-"""One request over HTTP, checked while it arrives. This is the shell around `answer` with sockets and the clock.
+"""One request over HTTP, checked while it arrives. It is the shell around `answer` with sockets and the clock.
 
 Nothing is retried: a failure is recorded as the client saw it. Every request uses its own connection. An idle
 connection of a stopped server therefore causes no failure, and a Service spreads the requests.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -12,8 +13,26 @@ import msgspec
 
 from e2e_support.traffic.answer import Answer, BrokenOff, Form, Wrong, body_of
 from e2e_support.traffic.prompts import Prompt
-from e2e_support.traffic.records import Failure, FailureKind, Record
-from e2e_support.traffic.sse import EventReader
+from e2e_support.traffic.result import Failure, FailureKind, Record
+
+
+class EventReader:
+    """A reader that yields the data of each event at its blank line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Return the data of all events that this chunk completes."""
+        *events, self._rest = (self._rest + chunk).split(b"\n\n")
+        for event in events:
+            yield b"\n".join([line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")])
+
+    @property
+    def rest(self) -> bytes:
+        """Return the data after the last complete event."""
+        return self._rest
+
 
 REPLICA = "X-Quire-Replica"
 _decode = msgspec.json.Decoder().decode

@@ -27,10 +27,8 @@ import aiohttp
 
 from e2e_support.traffic.answer import Form
 from e2e_support.traffic.client import Address, Ask, Exchange, Patience, send
-from e2e_support.traffic.permits import Permit
 from e2e_support.traffic.prompts import Prompt, load
-from e2e_support.traffic.records import Mark, Record
-from e2e_support.traffic.result import TrafficResult
+from e2e_support.traffic.result import Mark, Permit, Record, TrafficResult
 
 MAX_IN_FLIGHT = 256
 _LOOK_SECONDS = 0.02

@@ -1,24 +1,18 @@
 """The driver's requests and the only correct answer to each: greedy continuations of the demo model.
 
-transformers computed them in float32 (`choose_prompts`), never quire. At every step, the best logit leads the second
-one by at least `MARGIN` standard deviations of the logits. Rounding changes such a lead by far less: the bound for the
-effect of a batch is 0.001, and bfloat16 instead of float32 changed it by at most the `bfloat16_shift` of the prompt,
-which is less than half of MARGIN. Therefore, for every batch, replica and dtype, another token is an error.
+transformers computed them in float32, never quire. At every step, the best logit leads the second one by at least a
+quarter of the logits' standard deviation. Rounding changes such a lead by far less: the bound for the effect of a batch
+is 0.001, and bfloat16 instead of float32 changed it by at most the `bfloat16_shift` of the prompt, which is less than
+half of it. Therefore, for every batch, replica and dtype, another token is an error.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-MARGIN = 0.25
-"""The margin in standard deviations of a step's logits."""
-BLOCK_TOKENS = 16
-"""The default size of a KV block in tokens."""
-MODEL = Path(__file__).resolve().parents[4] / "examples" / "models" / "quire-demo"
 DATA = Path(__file__).with_name("prompts.json")
 
 FinishReason = Literal["length", "stop"]
@@ -82,12 +76,6 @@ def load(path: Path = DATA) -> tuple[Prompt, ...]:
 
 def of_kind(*kinds: Kind) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in load() if prompt.kind in kinds)
-
-
-def save(prompts: Sequence[Prompt], path: Path = DATA) -> None:
-    """Write one line per prompt, so that a diff shows the changes."""
-    lines = [json.dumps(asdict(prompt), ensure_ascii=False) for prompt in prompts]
-    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def _prompt(document: dict[str, Any]) -> Prompt:

@@ -1,11 +1,136 @@
-"""The result of traffic: correctness, speed, and the serving replicas. Pure."""
+"""The result of traffic: the record of each request, the failures that a scenario permits, and the figures. Pure.
+
+Times are seconds since the start of the traffic. Serving guarantees that unaffected clients notice nothing. An affected
+request, such as a stream on a killed replica, may end with an error event, a broken connection or, before its first
+byte, a status that asks for a retry. A wrong or silently shortened answer is never permitted.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
-from e2e_support.traffic.permits import Permit, not_permitted
-from e2e_support.traffic.records import Mark, Record
+from e2e_support.traffic.answer import Form
+from e2e_support.traffic.prompts import Kind
+
+
+class FailureKind(StrEnum):
+    UNREACHABLE = "unreachable"
+    """No connection was established."""
+    STATUS = "status"
+    """The status of the answer was not 200."""
+    ERROR_EVENT = "error event"
+    """The stream reported an error."""
+    BROKEN = "broken connection"
+    """The connection ended before the body."""
+    STALLED = "stalled"
+    """Nothing arrived for too long."""
+    WRONG = "wrong answer"
+    """The answer was wrong or silently shortened. This is never permitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    kind: FailureKind
+    message: str
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    number: int
+    prompt: str
+    kind: Kind
+    form: Form
+    expected_tokens: int
+    started: float
+    chunk_times: tuple[float, ...]
+    """The times of each chunk with a part of the answer."""
+    ended: float
+    replica: str | None
+    """The replica as reported by the gateway, or None without an answer."""
+    failure: Failure | None
+    """The failure, or None if everything was correct."""
+
+    @property
+    def id(self) -> str:
+        """Return the id in the server's log, below a prefix that the driver chooses."""
+        return f"{self.number:05d}"
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def is_stream(self) -> bool:
+        return self.form is not Form.WHOLE
+
+    @property
+    def first_chunk(self) -> float | None:
+        return self.chunk_times[0] if self.chunk_times else None
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Return the time to first token of a stream."""
+        return self.chunk_times[0] - self.started if self.is_stream and self.chunk_times else None
+
+    @property
+    def chunk_gaps(self) -> tuple[float, ...]:
+        return tuple(later - earlier for earlier, later in pairwise(self.chunk_times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An action and its time."""
+
+    seconds: float
+    name: str
+
+
+CUT: frozenset[FailureKind] = frozenset({FailureKind.ERROR_EVENT, FailureKind.BROKEN})
+"""The kinds of failure of a stream whose server is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    why: str
+    kinds: frozenset[FailureKind]
+    after: str
+    """The mark at which the permit starts (the last one of that name)."""
+    within_seconds: float
+    """The duration from then."""
+    replica: str | None = None
+    """The only replica to which it applies."""
+    at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        if FailureKind.WRONG in self.kinds:
+            raise ValueError("a wrong answer cannot be permitted")
+
+    def covers(self, record: Record, marks: Sequence[Mark]) -> bool:
+        failure = record.failure
+        if failure is None or failure.kind not in self.kinds:
+            return False
+        if self.replica is not None and record.replica != self.replica:
+            return False
+        begins = [mark.seconds for mark in marks if mark.name == self.after]
+        return bool(begins) and begins[-1] <= record.ended <= begins[-1] + self.within_seconds
+
+
+def not_permitted(records: Sequence[Record], marks: Sequence[Mark], permits: Sequence[Permit]) -> list[Record]:
+    """Return the failures that no permit covers, in the order of their ends."""
+    left = {permit: permit.at_most for permit in permits}
+    refused = []
+    for record in sorted((record for record in records if not record.ok), key=lambda record: record.ended):
+        for permit in permits:
+            remaining = left[permit]
+            if remaining != 0 and permit.covers(record, marks):
+                left[permit] = None if remaining is None else remaining - 1
+                break
+        else:
+            refused.append(record)
+    return refused
+
 
 _TOLD = 12
 """The maximum number of failures in a message."""
