@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
-import httpx
 import msgspec
 import typer
 
@@ -299,6 +298,8 @@ class ClusterSource:
             raise
 
     async def _report_from(self, url: str) -> OperatorReport:
+        import httpx  # slow
+
         try:
             async with httpx.AsyncClient(timeout=_URL_SECONDS, trust_env=False) as client:
                 answer = await client.get(url.rstrip("/") + self._path)
