@@ -12,7 +12,7 @@ TORCH_SPEC ?=
 # Trace for `make bench-autoscaling` (default: a slice of a production trace) and output file for its rows.
 TRACE ?=
 JSON ?= out/bench/autoscaling.json
-# Random examples per property in `make soak`.
+# Random examples per property of the scheduler and the autoscaler in `make soak`; other properties have a tenth.
 SOAK ?= 4000
 # `make kernels-aot TRITON=3.6` compiles with this Triton from a separate folder instead of the one in .venv.
 TRITON ?=
@@ -33,17 +33,18 @@ EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 # Folders of `make test-fast`: pure logic that imports no torch and starts no server.
 FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_parts.py tests/gateway/test_routing.py \
   $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
-  tests/cli/inspection tests/tools
-# The two parts of `make test`, and the markers of the tests that it leaves out.
-LOCAL := not cluster and not clients
-ENGINE_TESTS := tests/engine
-OTHER_TESTS := $(filter-out $(ENGINE_TESTS) tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))
+  tests/cli/inspection
+# The parts of `make test`, two of which run at the same time, and the markers of the tests that it leaves out.
+LOCAL := not cluster and not slow
+BUNDLE_TEST := tests/kernels/test_gpu_bundle.py
+MODEL_TESTS := tests/engine/model tests/engine/parity
+OTHER_TESTS := $(filter-out tests/engine tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test test-engine test-others test-fast test-cluster test-clients e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs lock clean
+.PHONY: help setup setup-dev up test test-engine test-models test-others test-fast test-cluster test-slow e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs lock clean
 
 help: ## List all targets
-	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-19s\033[0m %s\n", $$1, $$2}'
 
 setup: $(VENV)/.runtime ## Install the dependencies of `make up` into .venv
 
@@ -76,19 +77,22 @@ up: $(VENV)/.runtime ## Serve FILE (default examples/demo.yaml) locally on PORT;
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
 test: $(VENV)/.dev $(CLIENTS)/.done ## Run the checks and all tests that need neither an API server nor Go nor root (12 minutes on two cores)
-	$(MAKE) --no-print-directory -j2 lint test-engine test-others
+	$(MAKE) --no-print-directory -j2 lint test-engine test-others test-models
 
-test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the part of `make test` that tests the engine
-	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' $(ENGINE_TESTS) | sed -u 's/^/engine | /'
+test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the part of `make test` that tests the engine without its models
+	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' tests/engine $(addprefix --ignore ,$(MODEL_TESTS)) | sed -u 's/^/engine | /'
+
+test-models: $(VENV)/.dev ## Run the part of `make test` that loads models and compares them with transformers
+	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' $(MODEL_TESTS) | sed -u 's/^/models | /'
 
 test-others: $(VENV)/.dev ## Run the part of `make test` that tests all other distributions
-	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' $(OTHER_TESTS) | sed -u 's/^/others | /'
+	@set -o pipefail; $(BIN)/pytest -m '$(LOCAL)' $(OTHER_TESTS) --ignore $(BUNDLE_TEST) | sed -u 's/^/others | /'
 
 test-cluster: $(VENV)/.dev ## Run the tests that need a real API server, helm or Prometheus, which are built and fetched the first time
 	@set -o pipefail; $(BIN)/pytest -m cluster $(OTHER_TESTS) | sed -u 's/^/cluster | /'
 
-test-clients: $(VENV)/.dev $(CLIENTS)/.done ## Run client libraries other than those of OpenAI and Anthropic against the server
-	$(BIN)/pytest -m clients tests/engine/clients tests/engine/server/openai
+test-slow: $(VENV)/.dev $(CLIENTS)/.done ## Run what takes many seconds for one fault: other client libraries, real vocabularies, shipped kernels
+	$(BIN)/pytest -m slow tests
 
 test-fast: $(VENV)/.dev ## Run the tests of pure logic, without torch, servers and Kubernetes (under two minutes)
 	$(BIN)/pytest -q -m 'not slow' -p no:cacheprovider $(FAST)
@@ -104,7 +108,8 @@ kernels-aot-bounds: $(VENV)/.dev ## Update benchmarks/kernels/aot_bounds.json to
 	$(MAKE) --no-print-directory $(CACHE)/triton-3.6/.done
 	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python -m benchmarks.kernels.aot --widen --target sm_80 sm_90 sm_100 sm_120
 
-gpu-bundle: $(VENV)/.dev ## Pack tests and benchmarks for a GPU machine without a network; run benchmarks/on_gpu.sh there
+gpu-bundle: $(VENV)/.dev ## Pack and rehearse tests and benchmarks for a GPU machine without a network; run benchmarks/on_gpu.sh there
+	$(BIN)/pytest $(BUNDLE_TEST)
 	BIN=$(BIN) benchmarks/gpu_bundle.sh
 
 $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
@@ -145,8 +150,10 @@ peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/comp
 	$(BIN)/python -m benchmarks.peers.install_transformers
 	$(BIN)/python -m benchmarks.peers.install_llama_cpp
 
-soak: $(VENV)/.dev ## Run long property tests (SOAK examples each), every CPU level, and outage tests with realistic durations
+soak: $(VENV)/.dev ## Run long property tests (SOAK examples), every CPU level and family, and outage tests with realistic durations
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
+	QUIRE_HYPOTHESIS_EXAMPLES=$$(($(SOAK) / 10)) $(BIN)/pytest --timeout 0 -m 'hypothesis and not cluster' tests
+	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/robustness/test_raw_http.py tests/engine/parity/test_tensor_parallel.py
 	QUIRE_EVERY_CPU_LEVEL=1 $(BIN)/pytest --timeout 0 tests/engine/cpu/test_each_level.py tests/kernels/test_levels.py
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 	$(BIN)/python -m benchmarks.serving.same_answers --requests 1000

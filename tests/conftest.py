@@ -12,14 +12,16 @@ from hypothesis.internal.conjecture import providers
 pytest_plugins = ["quire_cluster.pytest_plugin"]
 
 # A busy machine must not fail a test: neither an example nor its generation has a time limit. A commit is judged by the
-# same examples each time; `make soak` sets the number of examples and searches for new ones.
+# same few examples each time; `make soak` sets their number and searches for new ones.
 IS_SEARCH = "QUIRE_HYPOTHESIS_EXAMPLES" in os.environ
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "50"))
 if not IS_SEARCH:
     # Hypothesis also draws constants of the modules that are imported, so that the examples of a test would depend on
     # the tests before it. It has no setting for this.
     providers.is_local_module_file = lru_cache(lambda path: False)  # type: ignore[attr-defined]
 settings.register_profile(
     "quire",
+    max_examples=EXAMPLES,
     deadline=None,
     derandomize=not IS_SEARCH,
     suppress_health_check=[HealthCheck.too_slow],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from example_scripts import MODELS, example_modules
 from fixed_trials import FixedTrials
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.config import (
@@ -108,7 +108,6 @@ def test_end_of_text_and_end_of_turn_both_stop(script: SimpleNamespace, pair: Si
 
 
 @given(text=st.text(max_size=80))
-@settings(max_examples=200, deadline=None)
 def test_any_text_survives_encoding(pair_tokenizer: Any, text: str) -> None:
     ids = pair_tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
     assert pair_tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text

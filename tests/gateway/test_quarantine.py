@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_gateway.quarantine import FIRST_SECONDS, FORGET_SECONDS, MAX_DEATHS, NEXT_SECONDS, Quarantine, digest_of
@@ -142,7 +142,6 @@ EVENTS = st.sampled_from(["harmless", "harmless", "poisonous", "poisonous", "die
 PLAYS = st.lists(st.tuples(EVENTS, st.integers(0, 1000), st.floats(0.001, 200)), max_size=80)
 
 
-@settings(max_examples=300)
 @given(PLAYS, st.integers(1, 5), st.integers(1, 3))
 def test_poisonous_body_ends_few_engines_whatever_its_client_repeats(
     events: list[tuple[str, int, float]], num_replicas: int, num_gateways: int

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from logit_edits import Asked, edits_of
 from torch import Tensor
@@ -89,7 +89,6 @@ asked = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(asked, min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_any_mix_of_rows_is_shaped_as_the_reference_shapes_it(rows: list[Asked], random: Any) -> None:
     edits = edits_of(*rows)
@@ -107,7 +106,6 @@ def test_any_mix_of_rows_is_shaped_as_the_reference_shapes_it(rows: list[Asked],
     assert torch.equal(found[others], wide[others]) and torch.equal(found[:, VOCABULARY:], wide[:, VOCABULARY:])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(ids, ids, ids), max_size=90))
 def test_counts_follow_sampled_tokens(draws: list[tuple[int, int, int]]) -> None:
     rows = (Asked(counted={1: 0, 2: 3}, room=60), Asked(words=[[1, 2]]), Asked(counted={5: 1}, room=60))

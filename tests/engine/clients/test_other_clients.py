@@ -8,7 +8,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = Path(__file__).parents[3] / ".venv-clients" / "bin" / "python"
-pytestmark = pytest.mark.clients
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("script", "calls"), [("langchain_calls.py", 12), ("litellm_calls.py", 16)])

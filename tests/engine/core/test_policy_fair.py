@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.core.fair_share import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairShare
@@ -252,7 +252,6 @@ def test_tenant_with_most_service_is_preempted_first(make_world: Make) -> None:
     assert sum(here.sequences[key].num_preemptions for key in range(3)) > 0
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=4),
     more=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=4),

@@ -1,11 +1,10 @@
 """Any schedule keeps the books: blocks and rows add up, and each answer equals that of the request alone."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from fixed_trials import AlternatingTrials
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.core.preemption_cost import MeasuredRates
@@ -13,9 +12,6 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.speculation.proposers import NgramSettings, OpenProposer, ngram_proposers
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StepCosts
-
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600"))
-"""`make soak` runs thousands."""
 
 VOCABULARY = 7
 FREE_DRAFTS = StepCosts(fixed=1.0, per_token=1e-6, per_pair=1e-9)
@@ -133,7 +129,6 @@ class Play:
         self.here.engine.forget_prefixes()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(world=worlds, speed=speeds, script=actions)
 def test_any_schedule_conserves_blocks_and_answers_as_alone(
     make_world: Callable[..., Any],

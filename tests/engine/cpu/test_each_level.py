@@ -1,4 +1,4 @@
-"""The engine's linear layers at lower CPU levels that this machine supports, with the instructions of older CPUs.
+"""The engine's linear layers and families at lower CPU levels that this machine supports; `make soak` runs them.
 
 The environment of a separate pytest sets the level as the engine does for its process. The machine code of each level
 is cached between runs. ``tests/kernels/test_levels.py`` does the same for the kernels.
@@ -16,13 +16,14 @@ from quire_engine.cpu.limits import LEVELS, CpuLevel, limit_cpu
 from quire_engine.ipc.process import compute_environment
 
 ROOT = Path(__file__).parents[3]
-EVERY = bool(os.environ.get("QUIRE_EVERY_CPU_LEVEL"))
-TESTED = LEVELS[:-1] if EVERY else LEVELS[:1]
-TESTS = ("tests/engine/model/test_linear.py", *(("tests/engine/parity/test_native_families.py",) if EVERY else ()))
+TESTS = ("tests/engine/model/test_linear.py", "tests/engine/parity/test_native_families.py")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("QUIRE_EVERY_CPU_LEVEL"), reason="minutes for each level: `make soak` sets QUIRE_EVERY_CPU_LEVEL"
+)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("level", TESTED)
+@pytest.mark.parametrize("level", LEVELS[:-1])
 def test_linear_layers_are_right_at_a_lower_cpu_level(level: CpuLevel, tmp_path: Path) -> None:
     limits = limit_cpu(kept.this_machine().flags, option=level, environment={})
     if limits.level != level or not limits.left_out:

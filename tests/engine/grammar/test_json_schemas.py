@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.grammar.spec import GrammarError
@@ -70,7 +70,6 @@ def spellings(value: Any) -> list[str]:
     return [json.dumps(each) for each in orders]
 
 
-@settings(max_examples=80, deadline=None)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_a_grammar_allows_what_another_validator_finds_valid(
     grammar: Compile, accepts: Accepts, random_answer: RandomAnswer, schema: Any, seed: int

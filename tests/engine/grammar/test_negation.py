@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.grammar.negation import rewritten
@@ -69,7 +69,6 @@ def supported(schema: Any) -> Any:
 SCHEMAS = st.recursive(st.builds(lambda each: {"type": each}, _TYPES), _keywords, max_leaves=6)
 
 
-@settings(max_examples=300, deadline=None)
 @given(SCHEMAS)
 def test_a_rewritten_schema_allows_the_same_values(schema: Any) -> None:
     original, other = (jsonschema_rs.Draft202012Validator(each) for each in (schema, supported(schema)))

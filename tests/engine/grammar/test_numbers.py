@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.grammar.spec import GrammarError
@@ -52,7 +52,6 @@ def written(schema: dict[str, Any]) -> str:
     return "{" + ",".join(fields) + "}"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.fixed_dictionaries(
         {"type": st.sampled_from(["integer", "number"])},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RotaryEmbedding
@@ -123,7 +123,6 @@ def rotations(config: Any, rotary: Any) -> Iterator[tuple[torch.Tensor, float]]:
         yield getattr(module, f"{kind}inv_freq"), getattr(module, f"{kind}attention_scaling")
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_rotations_are_those_of_transformers_in_every_form(data: st.DataObject) -> None:
     architecture = data.draw(st.sampled_from([*PLAIN, *WHOLE]))

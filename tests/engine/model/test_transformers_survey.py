@@ -23,6 +23,7 @@ from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model.transformers_backend.self_test import check_faithful
 from quire_engine.runner.kv_cache import cache_groups
 
+pytestmark = pytest.mark.slow
 TYPES: dict[str, Any] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-MUTATIONS = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "400"))
+MUTATIONS = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100"))
 REQUEST: dict[str, Any] = {"model": "demo", "prompt": "x", "max_tokens": 3, "ignore_eos": True}
 MAX_ERROR = 4096
 

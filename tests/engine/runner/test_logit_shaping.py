@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_engine.core.batch import Admission
@@ -86,7 +86,6 @@ class Sequence:
         self.params, self.prompt, self.drawn = params, prompt, list[int]()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_rows_keep_their_own_logit_edits_in_any_order(data: st.DataObject) -> None:
     shaping = LogitShaping(max_rows=ROWS, vocab_size=VOCABULARY, device=DEVICE)

@@ -31,7 +31,6 @@ from quire_engine.runner import load_model
 VOCABULARY = 250
 TWO = ParallelOptions(tensor=2)
 STAGES = ParallelOptions(pipeline=2)
-BOTH = ParallelOptions(tensor=2, pipeline=2)
 Config = Callable[..., EngineConfig]
 Folder = Callable[..., Path]
 
@@ -63,7 +62,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("parallel", [TWO, STAGES, BOTH], ids=["tensor", "stages", "both"])
+@pytest.mark.parametrize("parallel", [TWO, STAGES], ids=["tensor", "stages"])
 def test_ranks_sample_the_same_tokens_as_one_process(
     make_folder: Folder, start: Callable[..., Any], parallel: ParallelOptions
 ) -> None:
@@ -204,8 +203,7 @@ async def one_token(client: EngineClient) -> list[int]:
     return stream.read()[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfig, number: signal.Signals) -> None:
+async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfig) -> None:
     client = EngineClient(config)
     try:
         await client.start()
@@ -216,7 +214,7 @@ async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfi
         assert "/memfd:quire-ranks (deleted)" in maps and "/dev/shm" not in maps, "no segment can stay behind"
         stream = client.submit([1, 2, 3], LONG)
         await stream.wait()
-        os.kill(rank, number)
+        os.kill(rank, signal.SIGKILL)
         with pytest.raises(Unavailable, match="lost another rank of its group"):
             while True:
                 await stream.wait()

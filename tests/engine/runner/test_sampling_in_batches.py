@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_engine.core.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def endless(make_folder: Callable[..., Path], start: Callable[..., Any]) -> Any:
 
 # The same examples each time: a batch rounds its matrix products differently, which decides between two tokens once in
 # many thousand samples.
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(derandomize=True)
 @given(batch=st.lists(requests, min_size=2, max_size=6))
 def test_mixed_batch_equals_each_request_alone(endless: Any, batch: list[Any]) -> None:
     endless.tokens, endless.logprobs, endless.prompt_logprobs = {}, {}, {}

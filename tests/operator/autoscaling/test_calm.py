@@ -5,7 +5,6 @@ that ``rates`` learns, queues the rest, and reports gauges, counters and waits l
 """
 
 import math
-import os
 
 import pytest
 from hypothesis import example, given, settings
@@ -24,7 +23,7 @@ from quire_operator.domain.resource import AutoscalingMode, ScaleDown
 
 START = 1_000_000.0
 TICK = 15.0
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100")) // 8
+SOME = settings(max_examples=settings.default.max_examples // 4)  # an example is hours of ticks
 
 
 class Replica:
@@ -155,7 +154,7 @@ CLOSE_TO_WHOLE = {
 }
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @example(plant=CLOSE_TO_WHOLE, startup=0.0, first=3, minimum=0)
 @example(plant={**CLOSE_TO_WHOLE, "prompt": 397.0, "slots": 46}, startup=0.0, first=3, minimum=0)
 @given(plants, st.sampled_from([0.0, 30.0, 120.0, 420.0]), st.integers(1, 8), st.integers(0, 1))
@@ -168,7 +167,7 @@ def test_replicas_for_a_steady_stream_converge(kit, plant, startup, first, minim
     assert sum((a > 0) != (b > 0) for a, b in zip(turns, turns[1:], strict=False)) <= 2, desired
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@SOME
 @given(plants, st.integers(1, 8))
 def test_a_recommendation_for_a_steady_stream_does_not_swing(kit, plant, first):
     policy = kit.policy(max_replicas=8, max_sequences=plant["slots"], mode=AutoscalingMode.RECOMMEND)

@@ -1,7 +1,6 @@
 """Invariants after any observation and any history."""
 
 import math
-import os
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -22,8 +21,6 @@ from quire_operator.domain.resource import ScaleDown, ScaleUp
 from quire_operator.domain.status.scaling_status import autoscaling_status, capacity_status, scaling_record
 
 START = 1_000_000.0
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100"))
-"""`make soak` runs thousands."""
 amounts = st.floats(0, 1e6) | st.integers(0, 40).map(float)
 wild = amounts | st.sampled_from([math.nan, -1.0, math.inf])
 histograms = st.lists(st.floats(0, 1000), min_size=4, max_size=4).map(
@@ -142,7 +139,6 @@ def sane(sample: ReplicaSample) -> bool:
     return is_sane(sample) and -30 <= START - sample.time <= 45
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, max_size=6), observations, records)
 def test_decisions_respect_bounds_and_keep_on_missing_data(kit, rules, past, observation, record):
     policy = kit.policy(**rules)
@@ -174,7 +170,6 @@ ARRIVALS = ("arrived_requests", "arrived_prompt_tokens")
 good = replicas(samples(amounts, st.floats(0, 40)))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, max_size=6), good, records, st.data())
 def test_more_demand_never_means_fewer_replicas(kit, rules, past, replicas, record, data):
     policy = kit.policy(**rules)
@@ -193,7 +188,6 @@ def test_more_demand_never_means_fewer_replicas(kit, rules, past, replicas, reco
     assert decide(policy, more, history, START).desired >= decide(policy, less, history, START).desired
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, max_size=6), observations, records, st.randoms(use_true_random=False))
 def test_order_of_replicas_does_not_matter(kit, rules, past, observation, record, random):
     policy = kit.policy(**rules)
@@ -205,7 +199,6 @@ def test_order_of_replicas_does_not_matter(kit, rules, past, observation, record
     assert decide(policy, shuffled, history, START) == decide(policy, ordered, history, START)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, min_size=1, max_size=6), observations, records)
 def test_restart_from_the_status_never_scales_down_first(kit, rules, past, observation, record):
     policy = kit.policy(**rules)
@@ -256,7 +249,7 @@ class Plant:
         return Observation(replicas=tuple(seen), target=len(self.born))
 
 
-@settings(max_examples=EXAMPLES // 2, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     load=st.floats(0, 200),
     slots=st.integers(1, 64),

@@ -1,10 +1,9 @@
 """The start-up time of replicas, the rise of the work in that time, and the headroom for it."""
 
 import math
-import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
@@ -13,8 +12,6 @@ from quire_operator.domain.autoscaling.ramp import RampEstimator
 from quire_operator.domain.autoscaling.startups import MAX_SECONDS, USUAL_SECONDS, StartUps
 from quire_operator.domain.autoscaling.tuning import Tuning
 
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100"))
-"""`make soak` runs thousands."""
 PHASES = {
     "P": ReplicaPhase.PENDING,
     "L": ReplicaPhase.LOADING,
@@ -115,7 +112,6 @@ looks = st.lists(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(looks)
 def test_start_ups_are_positive_and_bounded_for_any_clock(looks):
     seen = StartUps()
@@ -179,7 +175,6 @@ def test_no_ramp_is_estimated_before_one_start_up_time():
     assert risen(*range(11), start_up=120.0).seconds > 0.0
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 48), st.floats(0.1, 120), st.floats(15, MAX_SECONDS)), max_size=60),
     st.floats(0, 3600),
@@ -197,7 +192,6 @@ def test_ramp_is_finite_and_its_history_is_bounded(looks, window):
         assert math.isfinite(ramp.deviation(busy, start_up=start_up))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.floats(0, 50), st.floats(0, 50), st.floats(0, 50))
 def test_spare_replicas_grow_with_variance_and_ramp(deviation, rise, more):
     spare = Tuning().spare_replicas(deviation, rise, percentile=95)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_operator.domain.canary.judgement import Figures, GateResult, Verdict
@@ -171,7 +171,6 @@ situations = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(st.lists(st.tuples(situations, st.floats(1, 600)), max_size=30), st.sampled_from([POLICY, PAUSING]))
 def test_record_is_consistent_after_any_sequence(steps: list[tuple[Situation, float]], policy: Canary) -> None:
     record, now = None, T

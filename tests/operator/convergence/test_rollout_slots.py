@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from status_views import deployment
 
@@ -137,7 +137,6 @@ class Fleet:
         return all(self.live(key).template_digest == "new" and not self.live(key).is_held for key in self.keys)
 
 
-@settings(max_examples=200)
 @given(st.integers(1, 8), st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60))
 def test_rollouts_of_a_fleet_respect_slots_and_finish(count: int, limit: int, steps: list[tuple[bool, int]]) -> None:
     fleet = Fleet(count, limit)

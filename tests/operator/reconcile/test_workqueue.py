@@ -91,7 +91,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.queue.next_due() is None and len(self.queue) == 0
 
 
-QueueModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+QueueModel.TestCase.settings = settings(stateful_step_count=40)
 test_queue_never_runs_a_key_twice_at_once_and_forgets_none = QueueModel.TestCase
 
 

@@ -80,7 +80,7 @@ async def run_script(script: str, address: str, calls: int) -> None:
     [
         ("openai_tools_calls.py", 7),
         *(
-            pytest.param(script, calls, marks=pytest.mark.clients)
+            pytest.param(script, calls, marks=pytest.mark.slow)
             for script, calls in [
                 ("openai_agents_calls.py", 6),
                 ("pydantic_ai_calls.py", 8),

@@ -8,7 +8,7 @@ be judged before it has ended: see docs/openai-compatibility.md.
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from read_answer import Answer, events_of, read
 
@@ -391,7 +391,6 @@ def test_argument_has_the_type_of_its_schema(form: str, schema: Any, text: str, 
 _WRAPPERS = st.lists(st.sampled_from(["$ref", "anyOf", "oneOf", "allOf", "description"]), max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(TYPED_FORMS),
     st.sampled_from([{"type": "string"}, {"type": ["integer", "null"]}, {"enum": ["7", "true"]}, {"type": "boolean"}]),
@@ -596,7 +595,6 @@ _CHOSEN = st.tuples(st.sampled_from(["none", *TOOL_NAMES]), st.sampled_from(["no
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(_CHOSEN, st.sampled_from(["", "<think>\n"]), _TEXTS, st.data())
 def test_any_chunking_gives_the_same_answer(
     chosen: tuple[str, str], prompt: str, text: str, data: st.DataObject
@@ -608,7 +606,6 @@ def test_any_chunking_gives_the_same_answer(
     assert events_of(parser_of(tools, reasoning, prompt), pieces) == whole
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(TOOL_NAMES), st.text(alphabet="abc .,!?\n", max_size=40))
 def test_plain_text_stays_as_it_is(name: str, text: str) -> None:
     assert read(parser_of(name), [text]) == (text, "", [])
