@@ -36,7 +36,7 @@ CLEAN = (
     "engine/src/quire_engine/ipc",
     "engine/src/quire_engine/model",
     "engine/src/quire_engine/runner",
-    "engine/src/quire_engine/server",
+    "engine/src/quire_engine/api",
     "engine/src/quire_engine/text",
     "examples",
     "gateway",

@@ -14,7 +14,7 @@ from chart_support.prometheus import promtool
 from chart_support.values import EVERYTHING
 
 from quire_cluster.helm import Helm
-from quire_engine.server.observability.metrics import FINISH_REASONS
+from quire_engine.api.metrics import FINISH_REASONS
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.status.pod_failures import FailureReason
 from quire_operator.ports import ClusterError

@@ -11,7 +11,7 @@ from chart_support.prometheus import promtool
 from specs import valid_spec
 
 from quire_common.contract import engine as engine_metrics
-from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
+from quire_engine.api.metrics import TIME_TO_FIRST_TOKEN
 from quire_operator.domain.manifests import monitoring
 from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.resource import Spec

@@ -6,11 +6,10 @@ import pytest
 
 from quire_cli.inspection import load
 from quire_common.metrics_page import points
+from quire_engine.api.metrics import Exposition, Metrics, RequestTimes
 from quire_engine.config import CacheOptions
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
-from quire_engine.server.observability.exposition import Exposition
-from quire_engine.server.observability.metrics import Metrics, RequestTimes
 from quire_gateway import scrape
 from quire_gateway.scrape import parse_page
 from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES, sample_of

@@ -17,10 +17,10 @@ from quire_common.errors import FlagsError
 from quire_common.key_file import KeyFile
 from quire_common.model_memory import ModelConfig, parse_model_config
 from quire_engine import flag_table, flags
+from quire_engine.api.app import _ROUTES
+from quire_engine.api.auth import ADMIN_PATHS, Access
 from quire_engine.config import SECRET_VARIABLE, AccessOptions, EngineConfig, ParallelOptions
 from quire_engine.errors import Forbidden, Unauthorized
-from quire_engine.server.app import _ROUTES
-from quire_engine.server.auth.access import ADMIN_PATHS, Access
 from quire_gateway.headers import to_replica
 from quire_gateway.tenants import TENANT, Tenants
 from quire_operator.domain.capacity import fit as capacity

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from quire_cli.simulation.engine import FIRST_TOKEN_WAIT_BOUNDS, TOKEN_GAP_BOUNDS, Engine, EngineModel, Sequence
 from quire_cli.simulation.traces import Request
+from quire_engine.api import serve
+from quire_engine.api.metrics import PER_TOKEN, TIME_TO_FIRST_TOKEN
 from quire_engine.config import AdmissionOptions, SchedulerOptions
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
-from quire_engine.server import serve
-from quire_engine.server.observability.metrics import PER_TOKEN, TIME_TO_FIRST_TOKEN
 
 RATE, STEP, BLOCK = 1000.0, 0.1, 16
 

@@ -1,6 +1,6 @@
 """A chat template that is rendered in the test's own process, because a worker process takes time to start."""
 
-from quire_engine.server.rendering.conversation import Conversation, prompt_text
+from quire_engine.api.rendering_worker import Conversation, prompt_text
 from quire_engine.text.chat_template import ChatTemplate
 
 

@@ -16,13 +16,13 @@ from typing import Any
 from fake_runner import FakeForward, FakeRunner, load_fake_model
 
 from quire_engine import flags
+from quire_engine.api.http_server import listener_of
+from quire_engine.api.serve import serve
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
 from quire_engine.core.ports import LoadedModel
 from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
-from quire_engine.server.http.listen import listener_of
-from quire_engine.server.serve import serve
 from quire_engine.text.model_text import load_model_text
 
 CRASH, HANG, OUT_OF_MEMORY = 4001, 4002, 4003

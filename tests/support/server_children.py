@@ -3,7 +3,7 @@
 from pathlib import Path
 
 _ENGINE = "quire_engine.ipc.loop"
-_RENDERING = "quire_engine.server.rendering.worker"
+_RENDERING = "quire_engine.api.rendering_worker"
 
 
 def engine_process(server: int) -> int:

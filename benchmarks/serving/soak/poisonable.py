@@ -11,14 +11,14 @@ from dataclasses import replace
 from threading import Event
 
 from quire_engine import flags
+from quire_engine.api.http_server import listener_of
+from quire_engine.api.serve import serve
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
 from quire_engine.core.ports import ForwardPass, LoadedModel, Runner
 from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
 from quire_engine.runner import load_model
-from quire_engine.server.http.listen import listener_of
-from quire_engine.server.serve import serve
 from quire_engine.text.model_text import load_model_text
 
 POISONS = {"crash": 4001, "hang": 4002, "out of memory": 4003}

@@ -15,6 +15,7 @@ from time import monotonic
 from quire_common.errors import ConfigurationError
 from quire_common.model_source import cache_home
 from quire_engine import __version__, flags
+from quire_engine.api.http_server import listener_of
 from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.cpu.choice import CpuChoice, CpuFindings, report
 from quire_engine.download import fetch_model, remote_source
@@ -26,7 +27,6 @@ from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.ipc.process import Spawned, spawn
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
 from quire_engine.pooling_setup import find_pooling
-from quire_engine.server.http.listen import listener_of
 from quire_engine.text.model_text import load_model_text
 
 
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
                 return _serve_node(config, listener, stack, cpu or findings.choice(), began)
             engine = stack.enter_context(_spawned(config, cpu)) if findings.is_known else None
             text = load_model_text(config.model.path, config.text, config.model.overrides)
-            from quire_engine.server.serve import serve
+            from quire_engine.api.serve import serve
 
             if engine is None:
                 cpu = findings.choice()
@@ -95,7 +95,7 @@ def _serve_node(
 ) -> int:
     """Serve the probes of a node whose ranks join the group of another node."""
     engine = stack.enter_context(_spawned(config, cpu))
-    from quire_engine.server.node import serve_node
+    from quire_engine.api.node import serve_node
 
     return serve_node(config, listener, spawned=engine, cpu=cpu, began=began)
 

@@ -12,9 +12,8 @@ import pytest
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
 
-from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
-from quire_engine.server.openai.schemas import CompletionRequest
-from quire_engine.server.openai.unsupported import UNSUPPORTED
+from quire_engine.api.chat import ChatCompletionRequest
+from quire_engine.api.schemas import UNSUPPORTED, CompletionRequest
 
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
 START = "The list"

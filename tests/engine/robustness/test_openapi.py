@@ -17,9 +17,7 @@ from pydantic import BaseModel
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 
-from quire_engine.server.anthropic.answers import MessageEvent
-from quire_engine.server.openai.responses import ChatCompletionChunk, Completion
-from quire_engine.server.responses.answers import ResponseEvent
+from quire_engine.api.answer_schemas import ChatCompletionChunk, Completion, MessageEvent, ResponseEvent
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "20"))
 

@@ -10,8 +10,8 @@ import package_sources
 import pytest
 from template_reference import CONVERSATIONS, OPTIONS, ours, reference_tokenizer, theirs
 
+from quire_engine.api.rendering_worker import Conversation, prompt_text
 from quire_engine.errors import InvalidRequest
-from quire_engine.server.rendering.conversation import Conversation, prompt_text
 from quire_engine.text.answers.formats import formats_of
 from quire_engine.text.chat_template import ChatTemplate
 

@@ -14,12 +14,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire_common.contract.gateway import Endpoint, ModelEndpoints
+from quire_engine.api.metrics import Exposition, RequestTimes
+from quire_engine.api.metrics import Metrics as EngineMetrics
 from quire_engine.config import CacheOptions
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
-from quire_engine.server.observability.exposition import Exposition
-from quire_engine.server.observability.metrics import Metrics as EngineMetrics
-from quire_engine.server.observability.metrics import RequestTimes
 from quire_gateway.bodies import BodyMemory
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics as GatewayMetrics

@@ -15,20 +15,17 @@ from inline_grammars import InlineGrammars
 from inline_renderer import InlineRenderer
 
 from benchmarks.report import DEMO_MODEL
+from quire_engine.api.app import create_app
+from quire_engine.api.auth import Access
+from quire_engine.api.body import BodyBudget
+from quire_engine.api.context import Context
+from quire_engine.api.generation import Lifecycle, QueueLimit, ServerServices
+from quire_engine.api.metrics import Exposition, Metrics
 from quire_engine.config import AccessOptions, CacheOptions, ServerOptions
 from quire_engine.core.batch import FinishedSequence
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Stream
-from quire_engine.server.app import create_app
-from quire_engine.server.auth.access import Access
-from quire_engine.server.context import Context
-from quire_engine.server.generation.generation import ServerServices
-from quire_engine.server.generation.lifecycle import Lifecycle
-from quire_engine.server.generation.queue_limit import QueueLimit
-from quire_engine.server.http.body_budget import BodyBudget
-from quire_engine.server.observability.exposition import Exposition
-from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.answers.formats import AnswerFormats
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.model_text import SamplingDefaults

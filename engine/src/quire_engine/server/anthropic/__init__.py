@@ -1,1 +1,0 @@
-"""Anthropic's Messages API over the same chats: its requests, blocks, events and errors."""

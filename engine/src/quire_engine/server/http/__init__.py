@@ -1,1 +1,0 @@
-"""HTTP without any route of its own: listening, TLS, the edge that every request passes, bodies, errors, events."""

@@ -1,1 +1,0 @@
-"""The routes that OpenAI's clients call, with vLLM's additional fields."""

@@ -1,1 +1,0 @@
-"""Embeddings, reranking and scores: what an engine that pools serves in the place of text."""
