@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quire_common.contract.gateway import CanaryRoute
-from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, bin_start
-from quire_gateway.tracks import Tracks as Router
+from quire_common.contract.gateway import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, CanaryRoute, bin_start
+from quire_gateway.canary import Tracks as Router
 from quire_operator.domain.canary.figures import Track, Tracks
 from quire_operator.domain.canary.judgement import hang, judge
 from quire_operator.domain.canary.progress import Phase, Situation, advance

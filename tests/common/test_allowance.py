@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from set_clock import SetClock
 
-from quire_common.allowance import Allowance, Allowances
 from quire_common.key_file import Key, KeyLimits
+from quire_common.rate_limits import Allowance, Allowances
 
 
 class LimitedError(Exception):

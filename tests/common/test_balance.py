@@ -6,7 +6,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quire_common.routing.balance import Candidate, Hold, Load, Picked, expected_wait_seconds, first_token_seconds, pick
+from quire_common.routing import (
+    Candidate,
+    Hold,
+    Load,
+    Picked,
+    expected_wait_seconds,
+    first_token_seconds,
+    pick,
+)
 
 
 def load(

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.routing.balance import Candidate, Load, Picked, pick
-from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
+from quire_common.routing import (
+    Candidate,
+    Load,
+    Picked,
+    PrefixIndex,
+    PrefixIndexes,
+    pick,
+)
 
 ALL = dict.fromkeys("abcdefg", math.inf)
 

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.rate_limits import Bucket, charged, missing, refilled, written_duration
+from quire_common.rate_limits import (
+    Bucket,
+    charged,
+    missing,
+    refilled,
+    written_duration,
+)
 
 
 @pytest.mark.parametrize(

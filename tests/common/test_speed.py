@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire_common.routing.speed import PrefillRate, Rate
+from quire_common.routing import PrefillRate, Rate
 
 
 def test_prefill_rate_ignores_seconds_without_prompts():

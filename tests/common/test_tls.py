@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from set_clock import SetClock
 from tls_files import END, LATE_END, encrypted, issue
 
-from quire_common.certificate import not_after
 from quire_common.errors import TlsError
-from quire_common.tls import ReloadingTls, TlsFiles
+from quire_common.tls import ReloadingTls, TlsFiles, not_after
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from specs import llmdeployment, valid_spec
 
-from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
+from quire_common.contract.gateway import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.canary.figures import Answers, Track, Tracks

@@ -19,7 +19,13 @@ from quire_common.contract.adapters_file import (
     Slots,
     render_report,
 )
-from quire_common.contract.gateway import STABLE, CanaryRoute, Endpoint, HoldPolicy, ModelEndpoints
+from quire_common.contract.gateway import (
+    STABLE,
+    CanaryRoute,
+    Endpoint,
+    HoldPolicy,
+    ModelEndpoints,
+)
 from quire_common.tls import TlsFiles
 from quire_gateway.__main__ import Gateway
 from quire_gateway.config import Config, FileSource, ProxyOptions

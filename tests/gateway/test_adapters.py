@@ -4,7 +4,12 @@ import asyncio
 
 from quire_common.contract.adapters_file import AdapterState
 from quire_common.contract.gateway import Endpoint, ModelEndpoints
-from quire_common.routing.balance import Candidate, Load, Picked, pick
+from quire_common.routing import (
+    Candidate,
+    Load,
+    Picked,
+    pick,
+)
 from quire_gateway.fleet import Fleet
 
 

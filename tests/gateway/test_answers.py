@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_gateway.answers import COMPARED_TOKENS, Result, Token, compare, greedy_body, read_answer
+from quire_gateway.canary import (
+    COMPARED_TOKENS,
+    Result,
+    Token,
+    compare,
+    greedy_body,
+    read_answer,
+)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GREEDY = {"model": "chat", "prompt": "x", "temperature": 0}

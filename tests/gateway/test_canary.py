@@ -11,14 +11,21 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute, Endpoint, ModelEndpoints
-from quire_common.contract.tracks import bin_of, bin_start
+from quire_common.contract.gateway import (
+    CANARY,
+    STABLE,
+    CanaryRoute,
+    Endpoint,
+    ModelEndpoints,
+    bin_of,
+    bin_start,
+)
 from quire_common.served_names import NameScope
+from quire_gateway.canary import Tracks
 from quire_gateway.endpoints.file import parse_endpoints
 from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_model, snapshot_of
 from quire_gateway.fleet import Fleet, Pool
 from quire_gateway.prompt import peek_request
-from quire_gateway.tracks import Tracks
 
 ROUTE = CanaryRoute(revision="r2", weight_percent=5)
 
@@ -274,7 +281,7 @@ async def test_requests_of_a_hung_canary_count_as_unanswered(both: Any, monkeypa
     async with asyncio.timeout(60):
         while sum(each.done() for each in waiting) < 3:
             await asyncio.sleep(0.01)
-        monkeypatch.setattr("quire_gateway.tracks.PATIENCE_SECONDS", 0.05)
+        monkeypatch.setattr("quire_gateway.canary.PATIENCE_SECONDS", 0.05)
         while await unanswered() < 3 * 3:
             await asyncio.sleep(0.01)
     tracks = (await tracks_page(gateway))["chat"]["tracks"]

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
-from quire_gateway import wait_comments
+from quire_gateway import event_stream
 from quire_gateway.__main__ import _CANCEL_SECONDS
 
 EVENT = {"Content-Type": "text/event-stream"}
@@ -113,7 +113,7 @@ async def test_stream_unfinished_at_the_drain_timeout_gets_an_error(start_gatewa
 
 async def test_commented_stream_at_the_drain_timeout_gets_an_error(start_gateway, monkeypatch):
     """The response of a held stream has started with a comment, so a second head would corrupt its body."""
-    monkeypatch.setattr(wait_comments, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(event_stream, "_LEAST_SECONDS", 0.01)
     gateway = await start_gateway(drain_timeout_seconds=0.05)
     await gateway.push(chat=[])
     body, wish = {"model": "chat", "stream": True}, {WAIT_COMMENTS_HEADER: "0.01"}

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from quire_common.contract.gateway import WAIT_COMMENTS_HEADER, HoldPolicy
-from quire_gateway import wait_comments
+from quire_gateway import event_stream
 
 
 async def test_request_at_zero_is_answered_by_the_first_replica(gateway, replicas):
@@ -301,7 +301,7 @@ async def test_hold_time_is_twice_the_start_up_at_least(start_gateway):
 @pytest.fixture
 def hasty(monkeypatch):
     """Allow comments more often than clients may request."""
-    monkeypatch.setattr(wait_comments, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(event_stream, "_LEAST_SECONDS", 0.01)
 
 
 COMMENT = ": waiting for a replica\n\n"

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from quire_common.errors import ConfigurationError
-from quire_gateway.endpoints.kubernetes_access import from_kubeconfig, in_cluster
+from quire_gateway.endpoints.kubernetes import from_kubeconfig, in_cluster
 
 
 def kubeconfig(**changes: object) -> dict:

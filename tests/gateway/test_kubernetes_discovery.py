@@ -10,8 +10,7 @@ from aiohttp import web
 from quire_common.contract.gateway import HoldPolicy, ModelEndpoints
 from quire_common.served_names import NameScope
 from quire_gateway.endpoints import kubernetes
-from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
-from quire_gateway.endpoints.kubernetes_access import Access
+from quire_gateway.endpoints.kubernetes import Access, KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_adapter, read_model, snapshot_of
 
 MODELS, SLICES = "/apis/quire.dev/v1alpha1/llmdeployments", "/apis/discovery.k8s.io/v1/endpointslices"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire_cluster.crds import wait_established
-from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
-from quire_gateway.endpoints.kubernetes_access import from_kubeconfig
+from quire_gateway.endpoints.kubernetes import KubernetesDiscovery, from_kubeconfig
 
 CRD = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
 MODEL = {

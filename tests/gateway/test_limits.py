@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 from set_clock import SetClock
 
-from quire_common.allowance import Allowance
 from quire_common.contract.engine import USAGE_HEADER
 from quire_common.errors import KeyFileError
 from quire_common.key_file import Key, KeyLimits
+from quire_common.rate_limits import Allowance
 from quire_gateway.__main__ import main
 from quire_gateway.endpoints.kubernetes_objects import KubeSlice, count_gateways
 from quire_gateway.errors import BadRequest, RateLimited

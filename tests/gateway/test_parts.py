@@ -14,9 +14,9 @@ from quire_common.errors import FlagsError
 from quire_gateway import __main__, headers
 from quire_gateway.__main__ import main
 from quire_gateway.config import FileSource, KubernetesSource, parse_config
+from quire_gateway.event_stream import EventSplitter
 from quire_gateway.prompt import TokensPerByte, peek_request
 from quire_gateway.scrape import parse_page
-from quire_gateway.sse import EventSplitter
 
 # --- events ---
 

@@ -20,8 +20,7 @@ from quire_common.contract.engine import (
 )
 from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute
 from quire_gateway.bodies import Body, BodyMemory
-from quire_gateway.resumable import OpenStream
-from quire_gateway.sse import EventSplitter
+from quire_gateway.event_stream import EventSplitter, OpenStream
 
 FACTS = {"seed": 7, "created": 1, "prompt": "ab"}
 ANSWER = list(range(10))

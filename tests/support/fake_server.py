@@ -12,11 +12,11 @@ import sys
 from dataclasses import replace
 
 from quire_engine import flags
+from quire_engine.api.http_server import listener_of
+from quire_engine.api.serve import serve
 from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
 from quire_engine.pooling_setup import find_pooling
-from quire_engine.api.http_server import listener_of
-from quire_engine.api.serve import serve
 from quire_engine.text.model_text import load_model_text
 
 

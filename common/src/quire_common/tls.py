@@ -1,19 +1,67 @@
-"""TLS for a listener: certificate, private key and client authorities from files, reloaded when they change.
-
-A new connection gets what the files contain at that time; open connections keep what they have. If the files cannot be
-used, the reason is logged and the previous certificate stays, so a mistake during a rotation does not end the service.
-"""
+"""TLS for a listener: certificate, private key and client authorities from files, reloaded when they change."""
 
 import logging
 import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from quire_common.certificate import not_after
 from quire_common.errors import TlsError
 from quire_common.watched_files import WatchedFiles
+
+_SEQUENCE, _VERSION = 0x30, 0xA0
+_UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
+
+
+class _Element(NamedTuple):
+    tag: int
+    start: int
+    end: int
+
+
+def not_after(der: bytes) -> datetime:
+    """Return when the certificate expires. Raise ValueError if this is not a certificate."""
+    try:
+        certificate = _expect(der, 0, _SEQUENCE)
+        body = _expect(der, certificate.start, _SEQUENCE)
+        field = _element(der, body.start)
+        if field.tag == _VERSION:
+            field = _element(der, field.end)
+        for _ in ("signature", "issuer", "validity"):
+            field = _expect(der, field.end, _SEQUENCE)
+        not_before = _element(der, field.start)
+        return _time(der, _element(der, not_before.end))
+    except IndexError:
+        raise ValueError("the certificate is truncated") from None
+
+
+def _element(der: bytes, at: int) -> _Element:
+    tag, length, start = der[at], der[at + 1], at + 2
+    if length & 0x80:  # then the length is in this many bytes
+        count = length & 0x7F
+        length = int.from_bytes(der[start : start + count], "big")
+        start += count
+    return _Element(tag, start, start + length)
+
+
+def _expect(der: bytes, at: int, tag: int) -> _Element:
+    found = _element(der, at)
+    if found.tag != tag:
+        raise ValueError(f"not a certificate: expected tag {tag:#x}, got {found.tag:#x}")
+    return found
+
+
+def _time(der: bytes, element: _Element) -> datetime:
+    text = der[element.start : element.end].decode("ascii")
+    if element.tag == _UTC_TIME:
+        text = ("20" if int(text[:2]) < 50 else "19") + text
+    elif element.tag != _GENERALIZED_TIME:
+        raise ValueError(f"not a certificate: expected a time, got tag {element.tag:#x}")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
 
 _log = logging.getLogger(__name__)
 

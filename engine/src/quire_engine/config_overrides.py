@@ -7,7 +7,7 @@ layers differ (5). An override applies in either form, whichever one the file ha
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quire_common.config_fields import FULL, SLIDING
+from quire_common.model_memory import FULL, SLIDING
 
 _ROPES = ("rope_parameters", "rope_scaling")
 _OF_ROTATION = (*_ROPES, "rope_theta", "rope_local_base_freq", "partial_rotary_factor")

@@ -32,8 +32,7 @@ from quire_gateway.config import FLAGS, Config, FileSource, KubernetesSource, pa
 from quire_gateway.connections import Connections
 from quire_gateway.endpoints import Discovery, Snapshot
 from quire_gateway.endpoints.file import FileDiscovery
-from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
-from quire_gateway.endpoints.kubernetes_access import access_of
+from quire_gateway.endpoints.kubernetes import KubernetesDiscovery, access_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import gateway_allowances

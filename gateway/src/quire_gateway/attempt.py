@@ -1,12 +1,8 @@
-"""One attempt of a request: send it to one replica and relay the answer, or say why another replica may be tried.
-
-Under ``proxy``, which chooses the replicas. Nothing is sent to the client before the replica has accepted the request.
-A broken stream ends with an error event and no ``[DONE]``. When a client disconnects, the replica's connection is
-closed at once.
-"""
+"""One attempt of a request: send it to one replica and relay the answer, or say why another replica may be tried."""
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from time import monotonic
 from types import SimpleNamespace
 
@@ -17,27 +13,111 @@ from yarl import URL
 
 from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, RESUMABLE_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import TRACK_HEADER
-from quire_gateway import headers, sse
-from quire_gateway.bodies import BodyPayload
-from quire_gateway.call import Call
+from quire_common.rate_limits import Allowance
+from quire_gateway import event_stream, headers
+from quire_gateway.bodies import Body, BodyPayload
+from quire_gateway.canary import TrackedAttempt
 from quire_gateway.errors import ShuttingDown, UpstreamFailed, error_code
-from quire_gateway.failed_attempts import (
-    BUSY,
-    NO_FAULT,
-    REFUSALS,
-    UNAVAILABLE,
-    UNSUITED,
-    FailedAttempt,
-    ReplicaDied,
-    disconnected,
-    lost_stream,
-    refusal,
-)
-from quire_gateway.fleet import Backend
-from quire_gateway.hold_queue import HoldQueue
+from quire_gateway.event_stream import OpenStream, WaitComments
+from quire_gateway.fleet import Backend, Pool
+from quire_gateway.hold_queue import HoldQueue, HoldTicket
+from quire_gateway.limits import Charge
 from quire_gateway.metrics import Metrics
 from quire_gateway.scrape import read_capped
-from quire_gateway.tracks import TrackedAttempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request after its body was read."""
+
+    request: web.Request
+    pool: Pool
+    ticket: HoldTicket
+    """Its right to wait while no replica can serve it."""
+    body: Body
+    digest: bytes
+    """The digest of its path and body, by which the quarantine knows it."""
+    allowance: Allowance | None
+    charge: Charge | None
+    """The limits of its tenant, and what it has used of them; None without limits."""
+    prompt_tokens: float
+    """The probable number of tokens of its prompt."""
+    blocks: tuple[int, ...]
+    """The block hashes of its prompt."""
+    track: str
+    """The track that its first replica should be on."""
+    comments: WaitComments | None
+    """The comments until a replica answers; None for an answer without them."""
+    id: str
+    started: float
+    stream: OpenStream
+    """The stream to the client."""
+
+    @property
+    def current_track(self) -> str:
+        """The track that its next replica should be on: a stream stays on the track that began it."""
+        return self.stream.track or self.track
+
+
+BUSY, UNAVAILABLE = 429, 503
+_ENGINE_ENDS = "shutting_down"
+"""The code of the error with which an engine ends the streams that its drain leaves."""
+UNSUITED = "unsuited"
+"""The reason of the failed attempt of a replica that cannot continue a stream, for example with another tokenizer."""
+NO_FAULT = frozenset({"busy", "moved", "stale", UNSUITED})
+"""The reasons of failed attempts that are no errors of the replica's track: a full queue, a stream that leaves a
+terminating replica, an idle connection that was closed, a stream of another model version.
+"""
+REFUSALS = frozenset({"busy", "stale", "unavailable", "unreachable", UNSUITED})
+"""The reasons of failed attempts in which the replica did not work on the request."""
+LOST = frozenset({"disconnected", "engine_stopped"})
+"""The reasons of attempts that were under way when the replica, or its engine process, died."""
+GONE = frozenset({"stale", "unreachable", "unavailable"})
+"""The reasons of the attempts that follow a stale one if the replica, or its engine process, died at that one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """An attempt that failed before the first byte."""
+
+    reason: str
+    cause: str
+    answer: web.Response | None = None
+    """The replica's answer, if it gave one."""
+
+
+class ReplicaDied(Exception):
+    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
+
+
+def disconnected(backend: Backend, error: Exception) -> FailedAttempt:
+    """Return the failed attempt of a replica that closed the connection too early, and record its failure."""
+    backend.record_failure(monotonic(), unreachable=True)
+    return FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
+
+
+def refusal(answer: web.Response, code: str | None) -> FailedAttempt:
+    """Return the failed attempt of an answer with status 429 or 503 and this code of its error."""
+    if answer.status == BUSY:
+        reason, cause = "busy", f"answered {answer.status}"
+    elif code == ENGINE_STOPPED:
+        reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
+    else:
+        reason, cause = "unavailable", f"answered {answer.status}"
+    return FailedAttempt(reason=reason, cause=cause, answer=answer)
+
+
+def lost_stream(stream: OpenStream, death: ReplicaDied) -> FailedAttempt | None:
+    """Return the failed attempt of a stream that another replica can continue; None for a stream that has ended."""
+    if stream.is_complete:
+        return None
+    code = stream.error_code()
+    if code == _ENGINE_ENDS:
+        return FailedAttempt(reason="moved", cause="is terminating")
+    if code == ENGINE_STOPPED:
+        return FailedAttempt(reason="engine_stopped", cause="lost its engine process while it worked on the stream")
+    return None if code else FailedAttempt(reason="disconnected", cause=f"closed the connection of the stream: {death}")
+
 
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
@@ -145,7 +225,7 @@ class Attempts:
         """Relay the replica's answer, unless its status means that another replica should be tried."""
         if upstream.status in (BUSY, UNAVAILABLE):
             return await self._refused(call, backend, upstream)
-        if call.stream.response is not None and upstream.content_type != sse.CONTENT_TYPE:
+        if call.stream.response is not None and upstream.content_type != event_stream.CONTENT_TYPE:
             if _CLIENT_ERROR <= upstream.status < _SERVER_ERROR:
                 # Other replicas may run the version of the model that began the stream.
                 call.stream.unsuited.add(backend.endpoint.id)
@@ -227,7 +307,7 @@ class Attempts:
     ) -> web.StreamResponse | FailedAttempt:
         """Relay every chunk as it comes. Return the failed attempt if another replica can continue the stream."""
         stream, is_first = call.stream, call.stream.response is None
-        events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
+        events = event_stream.EventSplitter() if upstream.content_type == event_stream.CONTENT_TYPE else None
         response = stream.response = await self._begin(call, backend, upstream)
         stream.start(is_announced=upstream.headers.get(RESUMABLE_HEADER) == "yes", track=backend.endpoint.track)
         pace = _Pace()
@@ -298,7 +378,7 @@ class Attempts:
             )
             response.content_length = upstream.content_length
             await response.prepare(call.request)
-        elif upstream.content_type != sse.CONTENT_TYPE:
+        elif upstream.content_type != event_stream.CONTENT_TYPE:
             raise UpstreamFailed("the replica's answer is not a stream")
         return response
 
@@ -317,8 +397,8 @@ async def _next(upstream: aiohttp.ClientResponse) -> bytes:
 async def end_with_error(request: web.Request, response: web.StreamResponse, error: bytes) -> None:
     """End an answer that has started so that it cannot be mistaken for a complete one."""
     response.force_close()
-    if response.content_type == sse.CONTENT_TYPE:
-        await response.write(sse.error_event(error))
+    if response.content_type == event_stream.CONTENT_TYPE:
+        await response.write(event_stream.error_event(error))
         await response.write_eof()
     elif request.transport is not None:
         # There is no place for a message: the missing end of the chunked body is the error.
@@ -342,7 +422,7 @@ class _Pace:
 def _note_bytes(tracked: TrackedAttempt | None, status: int, chunk: bytes = b"") -> None:
     """Record the arrival of a part of an answer; the time to an error says nothing."""
     if tracked is not None and status < _CLIENT_ERROR:
-        tracked.note_bytes(monotonic(), events=chunk.count(sse.EVENT_END))
+        tracked.note_bytes(monotonic(), events=chunk.count(event_stream.EVENT_END))
 
 
 def _is_refusal(outcome: web.StreamResponse | FailedAttempt) -> bool:

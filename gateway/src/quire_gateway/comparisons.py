@@ -18,13 +18,18 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from quire_common.contract.gateway import CANARY, STABLE
-from quire_common.routing.balance import Hold
+from quire_common.routing import Hold
 from quire_gateway import headers
-from quire_gateway.answers import Result, compare, greedy_body, read_answer
+from quire_gateway.canary import (
+    ComparedAnswers,
+    Result,
+    compare,
+    greedy_body,
+    read_answer,
+)
 from quire_gateway.fleet import Backend, Pool
 from quire_gateway.metrics import Metrics
 from quire_gateway.scrape import read_capped
-from quire_gateway.tracks import ComparedAnswers
 
 _MAX_BODY_BYTES = 256 * 1024
 """Longer requests are not repeated: their prompts would cost the replicas too much."""

@@ -24,9 +24,8 @@ exception is a bug, and answered with 500.
 import msgspec
 from aiohttp import web
 
-from quire_common.anthropic_error import anthropic_error_type, is_messages_path
+from quire_common.api_errors import anthropic_error_type, error_body, is_messages_path
 from quire_common.contract.engine import KEY_LIMIT, NOT_STORED
-from quire_common.openai_error import error_body
 from quire_gateway import headers
 
 

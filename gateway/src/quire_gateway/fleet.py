@@ -13,12 +13,25 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from quire_common.contract.adapters_file import AdapterState
-from quire_common.contract.gateway import CANARY, SCRAPE_SECONDS, STABLE, CanaryRoute, Endpoint, HoldPolicy
-from quire_common.routing.balance import Candidate, Hold, Load, pick
-from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
+from quire_common.contract.gateway import (
+    CANARY,
+    SCRAPE_SECONDS,
+    STABLE,
+    CanaryRoute,
+    Endpoint,
+    HoldPolicy,
+)
+from quire_common.routing import (
+    Candidate,
+    Hold,
+    Load,
+    PrefixIndex,
+    PrefixIndexes,
+    pick,
+)
+from quire_gateway.canary import WARM_UP_SECONDS, TrackedAttempt, Tracks
 from quire_gateway.endpoints import Snapshot
 from quire_gateway.prompt import TokensPerByte
-from quire_gateway.tracks import WARM_UP_SECONDS, TrackedAttempt, Tracks
 
 _MAX_LOAD_AGE_SECONDS = 5.0
 _SILENT_SECONDS = 2 * SCRAPE_SECONDS

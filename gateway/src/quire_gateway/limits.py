@@ -11,8 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from quire_common.allowance import Allowance, Allowances
 from quire_common.contract.engine import USAGE_COMMENT
+from quire_common.rate_limits import Allowance, Allowances
 from quire_gateway.errors import BadRequest, RateLimited
 
 _TAIL_BYTES = 4096

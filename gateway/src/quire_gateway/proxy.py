@@ -13,26 +13,32 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
-from quire_common.allowance import Allowance, Allowances
-from quire_common.anthropic_error import MESSAGES_PATH
+from quire_common.api_errors import MESSAGES_PATH
 from quire_common.key_file import Key
-from quire_common.routing.balance import Hold
+from quire_common.rate_limits import Allowance, Allowances
+from quire_common.routing import Hold
 from quire_gateway import headers
-from quire_gateway.attempt import Attempts, end_with_error
+from quire_gateway.attempt import (
+    BUSY,
+    GONE,
+    LOST,
+    UNSUITED,
+    Attempts,
+    Call,
+    FailedAttempt,
+    end_with_error,
+)
 from quire_gateway.bodies import Body, BodyMemory
-from quire_gateway.call import Call
 from quire_gateway.comparisons import Comparisons
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import BadRequest, GatewayError, ShuttingDown, UnknownModel, UpstreamFailed
-from quire_gateway.failed_attempts import BUSY, GONE, LOST, UNSUITED, FailedAttempt
+from quire_gateway.event_stream import OpenStream, WaitComments, wait_seconds
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Charge, admitted, uploading
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
 from quire_gateway.quarantine import MAX_DEATHS, Quarantine, digest_of
-from quire_gateway.resumable import OpenStream
-from quire_gateway.wait_comments import WaitComments, wait_seconds
 
 MODEL = web.RequestKey("model", str)
 """The key under which a request stores its model, once it is known."""

@@ -20,8 +20,7 @@ from quire_common.contract import engine
 from quire_common.contract.adapters_file import ADAPTERS_PATH, AdapterState
 from quire_common.contract.gateway import SCRAPE_SECONDS
 from quire_common.metrics_page import MAX_PAGE_BYTES, points
-from quire_common.routing.balance import Load
-from quire_common.routing.speed import PrefillRate, Rate
+from quire_common.routing import Load, PrefillRate, Rate
 from quire_gateway.fleet import Backend, Fleet
 
 NAMES = frozenset(

@@ -24,8 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
-from quire_common.config_fields import FULL, SLIDING
-from quire_common.model_memory import FAMILY_DEFAULTS
+from quire_common.model_memory import FAMILY_DEFAULTS, FULL, SLIDING
 from quire_engine.config_overrides import with_overrides
 from quire_engine.model.config import parse_config, unread_overrides
 from quire_engine.model.families import SUPPORTED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.contract.tracks import EQUAL_LOAD, bin_of
+from quire_common.contract.gateway import EQUAL_LOAD, bin_of
 from quire_operator.domain.canary.figures import Answers, Track, Tracks, above, count, quantile, read_tracks, summed
 from quire_operator.domain.canary.judgement import Verdict, hang, judge
 from quire_operator.domain.resource import Canary, Gate, GateMetric

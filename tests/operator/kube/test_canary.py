@@ -11,8 +11,7 @@ from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from page_server import page_server
 
 from quire_cluster.control_plane import ControlPlane
-from quire_common.contract.gateway import TRACKS_PATH
-from quire_common.contract.tracks import bin_of
+from quire_common.contract.gateway import TRACKS_PATH, bin_of
 
 ROLLOUT = {
     "strategy": "Canary",

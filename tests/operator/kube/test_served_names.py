@@ -12,8 +12,7 @@ from kube_support.operators import Namespace, Operators, until
 from quire_cluster.control_plane import ControlPlane, KubectlFailed
 from quire_common.served_names import NameScope
 from quire_gateway.endpoints import Snapshot
-from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
-from quire_gateway.endpoints.kubernetes_access import from_kubeconfig
+from quire_gateway.endpoints.kubernetes import KubernetesDiscovery, from_kubeconfig
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire_common.contract.tracks import bin_of
+from quire_common.contract.gateway import bin_of
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.canary.figures import Track, Tracks
 from quire_operator.domain.cluster_state.observed import ContainerState, Ref

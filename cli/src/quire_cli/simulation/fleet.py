@@ -19,9 +19,7 @@ from quire_cli.simulation.engine import Sequence as EngineSequence
 from quire_cli.simulation.results import DecisionPoint, HoldingStep, Outcome, SimulatedRun, TimelinePoint
 from quire_cli.simulation.traces import MOONCAKE_BLOCK_TOKENS, Request
 from quire_common.contract.gateway import SCRAPE_SECONDS
-from quire_common.routing.balance import Candidate, Hold, Load, pick
-from quire_common.routing.prefixes import PrefixIndex
-from quire_common.routing.speed import PrefillRate, Rate
+from quire_common.routing import Candidate, Hold, Load, PrefillRate, PrefixIndex, Rate, pick
 from quire_operator.domain.autoscaling.autoscaler import decide
 from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import History

@@ -1,11 +1,7 @@
-"""The interface of the gateway, and the file from which it reads endpoints in local mode.
-
-{"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001",
-                                            "ready": true, "serving": true, "terminating": false,
-                                            "starting": false}]}]}
-"""
+"""The interface of the gateway: its paths, its file of endpoints in local mode, and the figures of a canary."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -13,7 +9,7 @@ GATEWAY_COMMAND = "quire-gateway"
 LIVE_PATH = "/livez"
 """200 while the gateway runs, whether it knows replicas or not."""
 TRACKS_PATH = "/tracks"
-"""The figures of both tracks of each model with a canary (``contract.tracks``); needs no key."""
+"""The figures of both tracks of each model with a canary; needs no key."""
 TRACK_HEADER = "X-Quire-Track"
 """A header of answers: the track that served the request, while its model has a canary."""
 STABLE, CANARY = "stable", "canary"
@@ -110,3 +106,23 @@ def render_endpoints(
         if model in endpoints
     ]
     return json.dumps(asdict(EndpointsFile(models=models)), indent=1)
+
+
+EQUAL_LOAD = 0.1
+"""The relative difference up to which the loads of two replicas count as equal. It stems from whole percentages."""
+TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY = "timeToFirstToken", "interTokenLatency"
+_GROWTH = math.log(1.05)
+_SHORTEST_SECONDS = 1e-4
+_MOST_BINS = 320
+
+
+def bin_of(seconds: float) -> int:
+    """Return the bin of a latency."""
+    if seconds <= _SHORTEST_SECONDS:
+        return 0
+    return min(_MOST_BINS, int(math.log(seconds / _SHORTEST_SECONDS) / _GROWTH))
+
+
+def bin_start(number: float) -> float:
+    """Return the latency in seconds at which a bin starts; fractions are within a bin."""
+    return _SHORTEST_SECONDS * math.exp(number * _GROWTH)

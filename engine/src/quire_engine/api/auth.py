@@ -8,10 +8,10 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
-from quire_common.allowance import Allowance, Allowances
 from quire_common.contract.adapters_file import ADAPTERS_PATH
 from quire_common.contract.gateway import ENGINE_KEY_HEADER, TENANT_HEADER, TENANT_VALUE
 from quire_common.key_file import FixedKeys, Key, KeyFile, api_token
+from quire_common.rate_limits import Allowance, Allowances
 from quire_engine.api.tracing import Span
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, InvalidRequest, Overloaded, Unauthorized

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from quire_common.anthropic_error import anthropic_error_type, is_messages_path
+from quire_common.api_errors import anthropic_error_type, is_messages_path
 from quire_engine.errors import RequestError
 
 MAX_REASONS = 10

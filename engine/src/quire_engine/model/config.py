@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_common import model_memory
-from quire_common.config_fields import Fields
+from quire_common.model_memory import Fields
 from quire_engine.config_overrides import override_paths, replaced, rotation_field, with_overrides
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.dialect import Dialect

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire_common.config_fields import FULL, SLIDING, Fields
-from quire_common.model_memory import Windows
+from quire_common.model_memory import FULL, SLIDING, Fields, Windows
 from quire_engine.config_overrides import is_by_kind
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import RopeConfig, parse_rope

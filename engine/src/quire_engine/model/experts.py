@@ -5,7 +5,7 @@ This module only reads and needs no torch. ``expert_tensors`` knows the names of
 
 from dataclasses import dataclass
 
-from quire_common.config_fields import Fields
+from quire_common.model_memory import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

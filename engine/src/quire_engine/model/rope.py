@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire_common.config_fields import Fields
+from quire_common.model_memory import Fields
 from quire_engine.config_overrides import rotation_field
 
 

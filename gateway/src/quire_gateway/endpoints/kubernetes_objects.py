@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import msgspec
 
 from quire_common.contract.engine import HTTP_PORT_NAME
-from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute, Endpoint, HoldPolicy, ModelEndpoints
+from quire_common.contract.gateway import (
+    CANARY,
+    STABLE,
+    CanaryRoute,
+    Endpoint,
+    HoldPolicy,
+    ModelEndpoints,
+)
 from quire_common.contract.kubernetes import CANARY_SUFFIX
 from quire_common.quantities import parse_duration_seconds
 from quire_common.served_names import Claim, NameScope, held_by, reported_claim

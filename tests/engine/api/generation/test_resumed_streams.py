@@ -11,7 +11,7 @@ import pytest
 from quire_common.contract.engine import RESUMABLE_HEADER, RESUME_FIELD
 from quire_engine.api.stream import digest_of
 from quire_gateway.bodies import Body, BodyMemory
-from quire_gateway.resumable import OpenStream
+from quire_gateway.event_stream import OpenStream
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]

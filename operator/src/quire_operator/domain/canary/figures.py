@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire_common.contract.gateway import CANARY, STABLE
-from quire_common.contract.tracks import bin_start
+from quire_common.contract.gateway import CANARY, STABLE, bin_start
 
 Histogram = Mapping[int, int]
-"""Counts by bin of ``quire_common.contract.tracks``."""
+"""Counts by bin of ``quire_common.contract.gateway``."""
 
 
 class Track(msgspec.Struct, frozen=True, kw_only=True):

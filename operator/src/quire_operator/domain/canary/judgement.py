@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, lgamma, log, log1p, sqrt
 
-from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
+from quire_common.contract.gateway import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
 from quire_operator.domain.canary.figures import Histogram, Track, Tracks, above, count, quantile
 from quire_operator.domain.resource import Canary, Gate, GateMetric
 

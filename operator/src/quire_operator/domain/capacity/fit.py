@@ -13,7 +13,13 @@ from typing import Literal
 
 from quire_common import kv_size, model_memory
 from quire_common.kv_size import CacheGroup, CacheLimits, bytes_by_window, kv_bytes_per_token
-from quire_common.model_memory import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts, compute_dtype
+from quire_common.model_memory import (
+    DTYPE_BYTES,
+    DTypeName,
+    ModelConfig,
+    ModelFacts,
+    compute_dtype,
+)
 from quire_operator.domain.capacity.ranks import kv_copies, table_bytes, uneven_bytes
 from quire_operator.domain.resource import DType, Spec
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Annotated, Any, ClassVar
 
-from quire_common.contract.tracks import EQUAL_LOAD
+from quire_common.contract.gateway import EQUAL_LOAD
 from quire_operator.domain.resource.field_kinds import Choice, Duration, Integer
 from quire_operator.domain.resource.fields import Fields, shown
 from quire_operator.domain.resource.schema import JSON, Kind, Rule, SectionList

@@ -1,21 +1,173 @@
-"""Which replica a request goes to: ``pick(candidates, …) -> Picked | Hold``, a function of values.
+"""The routing policy: which replica a request goes to. The gateway runs it, and so does the simulator. Pure."""
 
-Where the replicas report how many prompt tokens they have left to compute, the request goes to the one with the least
-expected time to its first token: the prompt tokens ahead of it and its own that are not cached, divided by the speed at
-which the replica computes them. Equal times are decided by the number of requests. So a cached prefix attracts a
-request as long as the queue in front of it costs less than the prefix saves.
-
-Where a replica does not report this (an engine of another kind), all replicas are compared by their requests: the
-replica with the longest cached prefix if no request has to wait for it, else the one with the shortest expected queue.
-
-The costs include what was sent since the last scrape, because a scrape that is a second old does not show a burst that
-came after it. They also include the time in which a replica loads an adapter that the request needs.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
+
+_RATE_SECONDS = 10.0
+_LEAST_TOKENS = 256
+"""Fewer tokens between two readings may be a step that was counted in part."""
+_HALF_LIFE_SECONDS = 10.0
+
+
+class Rate:
+    """A counter's growth per second over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, float]] = deque()
+
+    def update(self, value: float, now: float) -> float | None:
+        """Return the rate including this reading; None before a second reading, or when nothing grew.
+
+        A counter that fell belongs to a new process, so its history starts again.
+        """
+        if self._points and value < self._points[-1][1]:
+            self._points.clear()
+        self._points.append((now, value))
+        while len(self._points) > 2 and self._points[0][0] < now - _RATE_SECONDS:
+            self._points.popleft()
+        (start, first), (end, last) = self._points[0], self._points[-1]
+        return (last - first) / (end - start) if end > start and last > first else None
+
+
+class PrefillRate:
+    """The prompt tokens that a replica computes per second of steps that compute prompts.
+
+    The mean is over tokens, not over time: seconds in which a replica only decodes do not show how fast a prompt
+    would be.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self._tokens = self._weighted = 0.0
+
+    def update(self, computed: float, busy_seconds: float) -> float | None:
+        """Return the rate including this reading of both counters; None while nothing is known."""
+        tokens, took = (0.0, 0.0) if self._last is None else (computed - self._last[0], busy_seconds - self._last[1])
+        self._last = computed, busy_seconds
+        if tokens >= _LEAST_TOKENS and took > 0:
+            fade = 0.5 ** (took / _HALF_LIFE_SECONDS)
+            self._tokens = self._tokens * fade + tokens
+            self._weighted = self._weighted * fade + tokens * (tokens / took)
+        return self._weighted / self._tokens if self._tokens else None
+
+
+_MAX_ENTRIES = 32_768
+_MAX_TOTAL_ENTRIES = 131_072
+"""About 20 MB. One model's full index has 5 MB; the indexes of all models in a cluster could exceed a pod's memory."""
+_MAX_HOLDERS = 4
+_CHECK_EVERY_BLOCKS = 1024
+"""The number of recorded blocks after which the total size is checked again."""
+
+
+class PrefixIndex:
+    """The prefix index of one model.
+
+    An entry counts only while its replica can still hold the block: a replica that was sent more tokens since then than
+    its KV cache holds has evicted it. The least recently used entries are dropped when the index is full.
+    """
+
+    def __init__(
+        self, *, max_entries: int = _MAX_ENTRIES, on_record: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Create an empty index; ``on_record`` is called with the number of blocks of each recorded prompt."""
+        self._holders: dict[int, tuple[tuple[str, float], ...]] = {}
+        """The replicas that hold a block, each with the total tokens that it had been sent by then."""
+        self._sent: dict[str, float] = {}
+        self._max_entries, self._on_record = max_entries, on_record
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def shares(self, blocks: Sequence[int], capacities: Mapping[str, float]) -> Mapping[str, float]:
+        """Return for each replica the share of these blocks that it probably holds, counted without a gap.
+
+        ``capacities`` has the KV cache's tokens for every replica; infinite where they are not known.
+        """
+        found: dict[str, float] = {}
+        leading = set(capacities)
+        last: tuple[tuple[str, float], ...] | None = None
+        for count, block in enumerate(blocks):
+            holders = self._holders.get(block, ())
+            # Most blocks were sent along with the one before, and have the same holders.
+            if holders != last:
+                last = holders
+                holding = {id_ for id_, at in holders if id_ in leading and self._sent[id_] - at <= capacities[id_]}
+                if count:
+                    found.update(dict.fromkeys(leading - holding, count / len(blocks)))
+                leading = holding
+                if not leading:
+                    break
+        if blocks:
+            found.update(dict.fromkeys(leading, 1.0))
+        return found
+
+    def record(self, blocks: Sequence[int], id_: str, tokens: float) -> None:
+        """Record that this replica now works on a prompt of these blocks and so many tokens."""
+        holder = id_, self._sent.get(id_, 0.0) + tokens
+        self._sent[id_] = holder[1]
+        # In reverse, so that a prompt's beginning, which other prompts may share, is dropped last.
+        for block in reversed(blocks):
+            others = [other for other in self._holders.pop(block, ()) if other[0] != id_]
+            self._holders[block] = (holder, *others)[:_MAX_HOLDERS]
+        if len(self._holders) > self._max_entries:
+            self.shrink(self._max_entries)
+        self._on_record(len(blocks))
+
+    def shrink(self, max_entries: int) -> None:
+        """Drop the least recently used entries above ``max_entries``."""
+        # Listed once: finding a dict's first key passes over the slots of all keys deleted before it.
+        for block in list(islice(self._holders, max(0, len(self._holders) - max_entries))):
+            del self._holders[block]
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Drop replicas that are gone: a new replica of the same name starts with an empty cache."""
+        gone = self._sent.keys() & set(ids)
+        for id_ in gone:
+            del self._sent[id_]
+        if gone:
+            for block, holders in self._holders.items():
+                self._holders[block] = tuple(holder for holder in holders if holder[0] not in gone)
+
+
+class PrefixIndexes:
+    """The prefix indexes of all models, bounded together: the largest indexes shrink until the total fits."""
+
+    def __init__(self, *, max_entries: int = _MAX_TOTAL_ENTRIES) -> None:
+        self._indexes: set[PrefixIndex] = set()
+        self._max_entries = max_entries
+        self._recorded = 0
+
+    def open(self) -> PrefixIndex:
+        """Create the index of one more model."""
+        index = PrefixIndex(on_record=self._count)
+        self._indexes.add(index)
+        return index
+
+    def close(self, index: PrefixIndex) -> None:
+        """Drop the index of a model that is gone."""
+        self._indexes.discard(index)
+
+    def _count(self, blocks: int) -> None:
+        self._recorded += blocks
+        if self._recorded >= _CHECK_EVERY_BLOCKS:
+            self._recorded = 0
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Reduce the largest indexes to one size: what smaller indexes leave free is shared by the larger ones."""
+        free = self._max_entries
+        if sum(map(len, self._indexes)) <= free:
+            return
+        by_size = sorted(self._indexes, key=len)
+        for place, index in enumerate(by_size):
+            share = free // (len(by_size) - place)
+            index.shrink(share)
+            free -= len(index)
+
 
 _UNKNOWN_SECONDS_PER_REQUEST = 1.0
 _SLOWEST_SECONDS_PER_REQUEST = 60.0

@@ -1,4 +1,12 @@
-"""The types of errors in Anthropic's API, whose clients the routes below ``/v1/messages`` serve."""
+"""Errors as the APIs of OpenAI and Anthropic write them."""
+
+from typing import Any
+
+
+def error_body(message: str, *, type: str, param: str | None, code: str | None) -> dict[str, Any]:
+    """Return the JSON object that OpenAI's clients expect with an error status."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
 
 MESSAGES_PATH = "/v1/messages"
 

@@ -1,21 +1,135 @@
-"""The part of a stream that a gateway keeps so that another replica can continue it.
+"""Streams of events: relayed as whole events, begun with comments while a request waits, continued elsewhere."""
 
-Under ``attempt``. The engine sends facts about the stream and, after events, the tokens of these events as comments.
-Events are relayed with the comment that follows them, so the tokens are always exactly those whose events the client
-has. The comments themselves are never relayed. What is kept counts as memory of the request's body and has a bound; a
-stream that exceeds it goes on, but no other replica can continue it.
-"""
-
+import asyncio
 import re
 from array import array
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
 from quire_common.contract.engine import RESUME_COMMENT, RESUME_FIELD, TOKENS_COMMENT
+from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
+from quire_gateway import headers
 from quire_gateway.bodies import Body
 from quire_gateway.errors import error_code
+
+_MAX_EVENT_BYTES = 2**18
+"""The most of an incomplete event that waits for its rest; a longer one is forwarded in pieces."""
+_OVERLAP = 3
+"""The most bytes of an event's end that an earlier chunk may have brought."""
+
+CONTENT_TYPE = "text/event-stream"
+HEADERS = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""The headers of a stream that begins before its replica has answered."""
+EVENT_END = b"\n\n"
+"""The end of an event as engines write it."""
+_ERROR_EVENT = b"event: error\n"
+
+
+class EventSplitter:
+    """A buffer that splits a stream where events end."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self.error: bytes | None = None
+        """The data of the error event that has ended the stream, perhaps without its end; nothing may follow it."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return all events that are complete with this chunk."""
+        if not self._rest and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            return self._checked(chunk)
+        # Only what is new is searched, so that an event in many small chunks costs no more than one in a large chunk.
+        new = max(0, len(self._rest) - _OVERLAP)
+        self._rest += chunk
+        lf, crlf = self._rest.rfind(b"\n\n", new), self._rest.rfind(b"\r\n\r\n", new)
+        end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+        return self._take(len(self._rest) if len(self._rest) - end > _MAX_EVENT_BYTES else end)
+
+    def flush(self) -> bytes:
+        """Return what follows the last complete event, at the regular end of the stream."""
+        return self._take(len(self._rest))
+
+    def _take(self, end: int) -> bytes:
+        data = bytes(self._rest[:end])
+        del self._rest[:end]
+        return self._checked(data)
+
+    def _checked(self, data: bytes) -> bytes:
+        if data.startswith(_ERROR_EVENT) or b"\n" + _ERROR_EVENT in data:
+            self.error = data.rpartition(_ERROR_EVENT)[2].removeprefix(b"data: ")
+        return data
+
+
+def error_event(body: bytes) -> bytes:
+    """Return the event for an error within a stream; no ``[DONE]`` follows it."""
+    return b"event: error\ndata: " + body + b"\n\n"
+
+
+_COMMENT = b": waiting for a replica\n\n"
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 300.0
+
+
+def wait_seconds(request: web.Request, *, is_stream: bool, usual_seconds: float) -> float | None:
+    """Return the time between two comments; None if the answer is no stream, or if the time is 0."""
+    try:
+        seconds = float(request.headers.get(WAIT_COMMENTS_HEADER, usual_seconds))
+    except ValueError:
+        seconds = usual_seconds
+    if not is_stream or not seconds > 0:
+        return None
+    return min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
+
+
+class WaitComments:
+    """The comments of one waiting stream."""
+
+    def __init__(self, request: web.Request, seconds: float, *, request_id: str) -> None:
+        self._request, self._seconds, self._request_id = request, seconds, request_id
+        self._stopped = asyncio.Event()
+        self._response: web.StreamResponse | None = None
+        self._task: asyncio.Task[None] | None = None
+        # Most streams begin before the first comment is due, so that they need no task.
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start)
+
+    async def stop(self) -> web.StreamResponse | None:
+        """End the comments; return the response if it has started."""
+        self._timer.cancel()
+        self._stopped.set()
+        if self._task is not None:
+            # A request that is cancelled here must still learn whether its response has started.
+            await asyncio.shield(self._task)
+        return self._response
+
+    def cancel(self) -> None:
+        """End the comments without waiting for one that a slow client has not read."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        # If the client has left, the task of its request is cancelled.
+        with suppress(ConnectionError):
+            self._response = await self._begin()
+            await self._response.write(_COMMENT)
+            while not await self._is_stopped_within(self._seconds):
+                await self._response.write(_COMMENT)
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        return self._stopped.is_set()
+
+    async def _begin(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={headers.REQUEST_ID: self._request_id, **HEADERS})
+        await response.prepare(self._request)
+        return response
+
 
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
