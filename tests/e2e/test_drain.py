@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from e2e_support import objects
-from e2e_support.eviction import evict
-from e2e_support.faults import drain, uncordoned_in_the_end
+from e2e_support.faults import drain, evict, uncordoned_in_the_end
 from e2e_support.kube import Kube
 from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
 from e2e_support.manifests import small_llmdeployment
@@ -25,8 +24,8 @@ from e2e_support.scaling import looks as seen
 from e2e_support.scaling.looks import Look, ReplicaWatch
 from e2e_support.space import LLMDeployment
 from e2e_support.target import Target
-from e2e_support.timeline.keep import keep
 from e2e_support.timeline.model import timeline
+from e2e_support.timeline.recording import keep
 from e2e_support.traffic.client import Patience
 from e2e_support.traffic.driver import Traffic
 from e2e_support.traffic.result import TrafficResult

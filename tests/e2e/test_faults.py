@@ -23,7 +23,6 @@ from e2e_support.faults import (
 from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Pod
-from e2e_support.recording import recorded
 from e2e_support.refusals import Outage
 from e2e_support.release import GATEWAY_PORT, Release
 from e2e_support.results import Report
@@ -31,6 +30,7 @@ from e2e_support.run import MakeSpace, Run
 from e2e_support.space import LLMDeployment
 from e2e_support.target import Target
 from e2e_support.timeline import keep, timeline
+from e2e_support.timeline.recording import recorded
 from e2e_support.traffic import CUT, FailureKind, Permit, Traffic
 from e2e_support.waiting import until
 from quire_cluster.real_cluster import RealCluster

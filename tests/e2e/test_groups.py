@@ -14,11 +14,11 @@ from e2e_support.faults import drain, kill_for_good, uncordoned_in_the_end
 from e2e_support.kube import JSON, namespaced
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Pod
-from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
+from e2e_support.timeline.recording import recorded
 from e2e_support.traffic import Traffic
 from e2e_support.waiting import Stopwatch
 from quire_cluster.binaries import ensure

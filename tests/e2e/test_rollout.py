@@ -6,10 +6,10 @@ In the second scenario, streams are longer than the drain of the replicas, so th
 from e2e_support.long_streams import tokens_lasting
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Condition, Pod
-from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
+from e2e_support.timeline.recording import recorded
 from e2e_support.traffic import Form, Kind, Patience, Traffic, of_kind
 from e2e_support.waiting import Stopwatch
 

@@ -4,11 +4,11 @@ import pytest
 
 from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
-from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
+from e2e_support.timeline.recording import recorded
 from e2e_support.traffic import Traffic
 from e2e_support.waiting import Stopwatch, until
 

@@ -5,11 +5,11 @@ import re
 from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.model_bucket import model_bucket
-from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import Space
 from e2e_support.target import Target
+from e2e_support.timeline.recording import recorded
 from e2e_support.traffic import Kind, Traffic, of_kind
 from e2e_support.waiting import Stopwatch
 

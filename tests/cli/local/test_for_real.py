@@ -14,7 +14,6 @@ import httpx
 import openai
 import pytest
 from quire_local.harness import is_alive, session_members, until_dead
-from quire_local.tiny_model import write_tiny_model
 
 from quire_cli.local.process import free_port
 from quire_cli.local.state import read, run_folder, state_home
@@ -22,13 +21,14 @@ from quire_common.contract.engine import LIVE_PATH, METRICS_PATH, READY_PATH
 from quire_common.metrics_page import points
 from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES
 
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 DOCUMENT = """\
 apiVersion: quire.dev/v1alpha1
 kind: LLMDeployment
 metadata: {name: chat}
 spec:
-  model: {source: "file://./tiny", servedName: org/tiny}
-  engine: {maxSequences: 2, maxBatchedTokens: 64, kvCache: {size: 4Mi}, dtype: Float32}
+  model: {source: "file://%s", servedName: org/tiny}
+  engine: {maxSequences: 2, maxBatchedTokens: 64, maxModelLength: 512, kvCache: {size: 8Mi}, dtype: Float32}
   drain: {timeout: 10s}
 """
 SLOW_START_SECONDS = 200
@@ -72,9 +72,8 @@ class Quire:
 
 @pytest.fixture
 async def quire(tmp_path: Path) -> AsyncIterator[Quire]:
-    write_tiny_model(tmp_path / "tiny")
     file, port = tmp_path / "f.yaml", free_port()
-    file.write_text(DOCUMENT)
+    file.write_text(DOCUMENT % MODEL)
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "quire_cli", "up", "-f", str(file), "--port", str(port)),

@@ -1,12 +1,14 @@
-"""Faults, each of which leaves the machine as it was, and the streams that they cut or must not cut."""
+"""Faults and evictions, each of which leaves the machine as it was, and the streams that they cut or must not cut."""
 
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from subprocess import CompletedProcess
 from typing import Final
 
+from e2e_support.errors import ApiError
 from e2e_support.kube import Kube, namespaced
 from e2e_support.long_streams import long_streams
 from e2e_support.objects import Pod
@@ -122,3 +124,20 @@ def uncordoned_in_the_end(kube: Kube, node: str) -> Iterator[None]:
         yield
     finally:
         kube.kubectl("uncordon", node)
+
+
+def evict(kube: Kube, pod: Pod, *, dry_run: bool = False) -> str:
+    """Request an eviction; with ``dry_run`` only check it. Return the reason of a refusal, or an empty string."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})},
+    }
+    try:
+        kube.create(f"{namespaced(pod.namespace, 'pods', pod.name)}/eviction", body)
+    except ApiError as error:
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return str(error)
+        raise
+    return ""

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from e2e_support import evidence, results
+from e2e_support.clusters import own_cluster, their_cluster
 from e2e_support.kube import Kube
-from e2e_support.own import own_cluster
 from e2e_support.prefetch import pull_everywhere
 from e2e_support.refusals import Outage
 from e2e_support.results import Report, scenario_name, slug
 from e2e_support.space import Space, Words
 from e2e_support.target import Settings, Target
-from e2e_support.theirs import their_cluster
 from quire_cluster.progress import Progress
 
 OUT: Final = Path(__file__).parents[3] / "out" / "e2e"

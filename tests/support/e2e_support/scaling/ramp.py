@@ -27,8 +27,8 @@ from e2e_support.scaling.looks import (
 )
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
-from e2e_support.timeline.keep import keep
 from e2e_support.timeline.model import timeline
+from e2e_support.timeline.recording import keep
 from e2e_support.traffic.client import Patience
 from e2e_support.traffic.driver import Traffic
 from e2e_support.traffic.prompts import Kind, of_kind

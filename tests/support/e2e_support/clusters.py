@@ -1,13 +1,22 @@
-"""Our own cluster on this machine as a target. The run that starts it builds its images and stops it."""
+"""The clusters that can be a target: our own on this machine, or the one of a user from KUBECONFIG.
 
+The run that starts our own builds its images and stops it. For the cluster of a user, kubectl and helm come from the
+PATH if available.
+"""
+
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from e2e_support import objects
-from e2e_support.errors import TargetUnavailable
+from e2e_support.errors import ApiError, TargetUnavailable
 from e2e_support.kube import Kube
 from e2e_support.space import SPACE_SELECTOR
-from e2e_support.target import EVERYTHING, Target
+from e2e_support.target import EVERYTHING, Target, TheirCluster, found_on
 from quire_cluster.binaries import ensure
 from quire_cluster.errors import ClusterError
 from quire_cluster.images.ensure import ensure_images
@@ -96,3 +105,44 @@ def _target(cluster: RealCluster, images: Images, progress: Progress) -> Target:
         engine_image=images.engine.reference,
         chart_values={**images.chart_values(), "operator": {"prometheus": {"url": cluster.prometheus_url}}},
     )
+
+
+@contextmanager
+def their_cluster(given: TheirCluster, progress: Progress) -> Iterator[Target]:
+    programs = {name: Path(found) for name in ("kubectl", "helm") if (found := shutil.which(name))}
+    programs |= ensure([name for name in ("kubectl", "helm") if name not in programs], progress)
+    kube = Kube(given.kubeconfig, programs["kubectl"])
+    try:
+        nodes = [objects.node(body) for body in kube.items("/api/v1/nodes")]
+    except ApiError as error:
+        raise TargetUnavailable(f"the cluster of KUBECONFIG={given.kubeconfig} does not answer: {error}") from error
+    values: dict[str, Any] = {"images": {"registry": given.registry, "tag": given.tag}}
+    if given.prometheus_url:
+        values["operator"] = {"prometheus": {"url": given.prometheus_url}}
+    with _proxy(kube, programs["kubectl"]) as proxy:
+        yield Target(
+            kube=kube,
+            helm_program=programs["helm"],
+            name=f"that of KUBECONFIG={given.kubeconfig}, {kube.server}",
+            machine=None,
+            capabilities=found_on(nodes, prometheus_url=given.prometheus_url),
+            engine_image=f"{given.registry}/quire-engine:{given.tag}",
+            chart_values=values,
+            proxy=proxy,
+        )
+
+
+@contextmanager
+def _proxy(kube: Kube, kubectl: Path) -> Iterator[str]:
+    """Start `kubectl proxy` on a free port and return its address."""
+    command = [str(kubectl), "proxy", "--port=0"]
+    with subprocess.Popen(command, env=kube.environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            found = re.search(r"127\.0\.0\.1:\d+", said)
+            if found is None:
+                raise TargetUnavailable(f"kubectl proxy did not say where it listens: {said.strip() or 'it ended'}")
+            yield f"http://{found[0]}"
+        finally:
+            process.terminate()
