@@ -129,7 +129,6 @@ lint: $(VENV)/.dev ## Check formatting, lint, types, import contracts and wordin
 bench: $(VENV)/.runtime ## Run short versions of all benchmarks on the demo model (docs/benchmarks.md lists the long ones)
 	@mkdir -p out/bench
 	$(BIN)/python -m benchmarks.serving.host_cost --steps 50 --json out/bench/host_cost.json
-	$(BIN)/python -m benchmarks.serving.busy_neighbour --json out/bench/busy_neighbour.json
 	$(BIN)/python -m benchmarks.serving.gateway_overhead --requests 500 --json out/bench/gateway_overhead.json
 	$(BIN)/python -m benchmarks.serving.generation_stall --json out/bench/generation_stall.json
 	$(BIN)/python -m benchmarks.serving.speculation --shape 5M --sequences 1 8 --answer 64 --runs 2 --json out/bench/speculation.json
@@ -137,7 +136,7 @@ bench: $(VENV)/.runtime ## Run short versions of all benchmarks on the demo mode
 	$(BIN)/python -m benchmarks.serving.step_breakdown --model demo --sequences 1 16 --rounds 2 --json out/bench/step_breakdown.json
 	$(BIN)/python -m benchmarks.serving.on_device --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json
 	$(BIN)/python -m benchmarks.kernels.run --quick --json out/bench/kernels.json
-	$(BIN)/python -m benchmarks.autoscaling.run --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
+	$(BIN)/python -m benchmarks.autoscaling.run --delay 30 --fault none --json out/bench/autoscaling.json
 
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE and write JSON (a one-hour trace takes minutes)
 	$(BIN)/python -m benchmarks.autoscaling.run $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
@@ -147,7 +146,6 @@ guard-update: $(VENV)/.dev ## Update tests/engine/guard/bounds.json to the curre
 
 peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/compare.py (takes many minutes; compiles one of them)
 	$(BIN)/python -m benchmarks.peers.install_vllm
-	$(BIN)/python -m benchmarks.peers.install_transformers
 	$(BIN)/python -m benchmarks.peers.install_llama_cpp
 
 soak: $(VENV)/.dev ## Run long property tests (SOAK examples), every CPU level and family, and outage tests with realistic durations

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, one part at a time: tests, kernels, serving, tune; or all of them.
+# Everything that needs a GPU, one part at a time: tests, kernels, serving; or all of them.
 #
-#   bash benchmarks/on_gpu.sh [tests|kernels|serving|tune|all] ...
+#   bash benchmarks/on_gpu.sh [tests|kernels|serving|all] ...
 #
 # Runs from a checkout with nothing installed but Python, torch, Triton, transformers and numpy (pytest for the tests):
-# the HTTP stack is not needed. Each part ends within PART_SECONDS (540); kernels, serving and tune leave their results
+# the HTTP stack is not needed. Each part ends within PART_SECONDS (540); kernels and serving leave their results
 # in OUT (out/gpu) after each case, so a part that is cut short still tells. Fails if a part failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -38,24 +38,20 @@ part_tests() {
 }
 
 part_kernels() {
-  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.kernels.run --seconds "$BUDGET" --json "$OUT/kernels.json" --plot "$OUT/kernels.png"
+  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.kernels.run --seconds "$BUDGET" --json "$OUT/kernels.json"
 }
 
 part_serving() {
   timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.serving.on_device --seconds "$BUDGET" --json "$OUT/serving.json"
 }
 
-part_tune() {
-  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.kernels.tune --seconds "$BUDGET" --state "$OUT/tune" --output "$OUT/configs"
-}
-
 parts=("$@")
-if [ ${#parts[@]} -eq 0 ] || [ "${parts[0]}" = all ]; then parts=(tests kernels serving tune); fi
+if [ ${#parts[@]} -eq 0 ] || [ "${parts[0]}" = all ]; then parts=(tests kernels serving); fi
 for part in "${parts[@]}"; do
   case $part in
-  tests | kernels | serving | tune) ;;
+  tests | kernels | serving) ;;
   *)
-    echo "$0: there is no part '$part'; there are tests, kernels, serving, tune, all" >&2
+    echo "$0: there is no part '$part'; there are tests, kernels, serving, all" >&2
     exit 2
     ;;
   esac

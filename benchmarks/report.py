@@ -1,4 +1,4 @@
-"""The options, tables, JSON files and plots that the benchmarks have in common.
+"""The options, tables and JSON files that the benchmarks have in common.
 
 An output path is checked before anything is measured. Progress goes to stderr, so that the table can be piped. Tables
 do not need rich, because a bare GPU machine does not have it.
@@ -21,21 +21,17 @@ except ImportError:
     Console = Table = None  # type: ignore[assignment,misc]
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_MODEL = ROOT / "examples" / "models" / "quire-demo"
-PLOT_FORMATS = (".png", ".svg", ".pdf")
 
 
-def parser(description: str | None, *, plot: bool = True) -> argparse.ArgumentParser:
+def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the output options that benchmarks share."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     outputs = result.add_argument_group("results")
     outputs.add_argument("--json", type=writable, metavar="FILE", help="write the rows to this file as well")
-    if plot:
-        outputs.add_argument("--plot", type=plot_file, metavar="FILE", help="write a plot (.png, .svg or .pdf)")
     return result
 
 
@@ -48,13 +44,6 @@ def writable(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
     return path
-
-
-def plot_file(text: str) -> Path:
-    """Parse the path of a plot from the command line."""
-    if Path(text).suffix not in PLOT_FORMATS:
-        raise argparse.ArgumentTypeError(f"{text} should end in one of {', '.join(PLOT_FORMATS)}")
-    return writable(text)
 
 
 def at_least_one(text: str) -> int:
@@ -147,18 +136,3 @@ def interrupt_on_terminate() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-
-
-def new_figure(title: str = "", *, width: float = 11, height: float = 4.5) -> "Figure":
-    """Return an empty matplotlib figure."""
-    from matplotlib.figure import Figure  # slow to import, and only a plot needs it
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        figure.suptitle(title)
-    return figure
-
-
-def save_figure(path: Path, figure: "Figure") -> None:
-    """Write a figure in the format of the file name's suffix."""
-    figure.savefig(path, dpi=110)

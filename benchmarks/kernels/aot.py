@@ -13,7 +13,7 @@ import io
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -64,16 +64,7 @@ def measure(ops: Iterable[str], targets: Iterable[str], jobs: int) -> list[Measu
                 failed.append(Measured(op=op, case="aot_cases", target=target, decode_path=False, error=str(error)))
     # Not forked, because a process that has imported torch has threads.
     with ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
-        return failed + list(_with_progress(pool.map(_measure_one, tasks), len(tasks)))
-
-
-def _with_progress(results: Iterable[Measured], total: int) -> Iterator[Measured]:
-    for number, one in enumerate(results, start=1):
-        if sys.stderr.isatty():
-            print(
-                f"\r\033[K{number}/{total} {one}", end="" if number < total else "\r\033[K", file=sys.stderr, flush=True
-            )
-        yield one
+        return failed + list(pool.map(_measure_one, tasks))
 
 
 def _measure_one(task: tuple[str, str, str]) -> Measured:

@@ -1,12 +1,9 @@
 """The cases of the ops around attention, at Llama-3.1-8B's sizes.
 
-They are norms, activations, rotary with the write of keys and values, copies of blocks, and linear layers whose rows do
-not depend on the batch.
+They are norms, activations, and rotary with the write of keys and values.
 
 Legend: T tokens, H hidden size, I intermediate size, HQ/HK query/KV heads, D head dim, C blocks.
 """
-
-import dataclasses
 
 import torch
 from torch import Tensor
@@ -16,13 +13,12 @@ from benchmarks.kernels.kernel_cases import Case, Prepared, Result
 from quire_kernels.activation import reference as activation_reference
 from quire_kernels.activation import silu_and_mul, silu_and_mul_fp8
 from quire_kernels.fp8 import Fp8Rows, quantise_rows
-from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, allocate_swap_space
+from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache
 from quire_kernels.rms_norm import reference as norm_reference
 from quire_kernels.rms_norm import rms_norm, rms_norm_fp8
 from quire_kernels.rotary import rotary_table
 from quire_kernels.store_kv import reference as store_reference
 from quire_kernels.store_kv import store_kv
-from quire_kernels.swap_blocks import swap_blocks
 
 _EPS = 1e-5
 
@@ -42,8 +38,6 @@ def cases() -> list[Case]:
         _store(32, heads=32, kv_heads=8, head_dim=128),
         _store(4096, heads=32, kv_heads=8, head_dim=128, quick=True),
         _store(4096, heads=32, kv_heads=8, head_dim=128, fp8=True),
-        _swap(256, layers=32, to_host=False, quick=True),
-        _swap(64, layers=32, to_host=True),
     ]
 
 
@@ -55,7 +49,6 @@ def tiny_cases() -> list[Case]:
         _norm_to_fp8(5, 64),
         _activation_to_fp8(3, 96),
         _store(5, heads=4, kv_heads=2, head_dim=64),
-        _swap(3, layers=2, to_host=False, kv_heads=2, head_dim=16),
     ]
 
 
@@ -185,44 +178,7 @@ def _store(tokens: int, *, heads: int, kv_heads: int, head_dim: int, fp8: bool =
     return Case(op="store_kv", name=name, prepare=prepare, quick=quick)
 
 
-def _swap(
-    count: int, *, layers: int, to_host: bool, kv_heads: int = 8, head_dim: int = 128, quick: bool = False
-) -> Case:
-    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
-        sources = [_cache(4 * count, kv_heads, head_dim, dtype, device) for _ in range(layers)]
-        for cache in sources:
-            cache.keys.normal_()
-            cache.values.normal_()
-        targets = [allocate_swap_space(cache, count) if to_host else _emptied(cache) for cache in sources]
-        chosen = torch.randperm(4 * count, device=device)[:count]
-        places = torch.randperm(count, device=device)
-
-        def result() -> Result:
-            swap_blocks(sources, targets, chosen, places)
-            return [blocks for cache in targets for blocks in (cache.keys[:count], cache.values[:count])]
-
-        def expected() -> Result:
-            order = places.argsort()
-            return [blocks[chosen[order]] for cache in sources for blocks in (cache.keys, cache.values)]
-
-        moved = 2 * layers * count * sources[0].keys[0].nbytes
-        return Prepared(
-            call=lambda: swap_blocks(sources, targets, chosen, places),
-            result=result,
-            expected=expected,
-            exact=True,
-            bytes=moved * (1 if to_host else 2),
-        )
-
-    where = "to pinned memory" if to_host else "on the device"
-    return Case(op="swap_blocks", name=f"{count:,} blocks of {layers} layers {where}", prepare=prepare, quick=quick)
-
-
 def _cache(blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> KVCache:
     return allocate_kv_cache(
         num_blocks=blocks, block_size=16, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device
     )
-
-
-def _emptied(cache: KVCache) -> KVCache:
-    return dataclasses.replace(cache, keys=torch.zeros_like(cache.keys), values=torch.zeros_like(cache.values))

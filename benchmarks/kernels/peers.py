@@ -1,13 +1,12 @@
 """Attention kernels of other libraries, if they are installed: each a callable over the same queries, keys, values.
 
-All get the same contexts. FlashInfer reads our own cache; vLLM needs tokens before heads and gets a copy; torch's SDPA
-and FlashAttention get every sequence's tokens in one stretch. Copies and plans are made before the timing. A peer that
-is not installed is omitted; if one rejects the shape, the row contains the reason.
+All get the same contexts. FlashInfer reads our own cache; torch's SDPA gets every sequence's tokens in one stretch.
+Copies and plans are made before the timing. A peer that is not installed is omitted; if one rejects the shape, the row
+contains the reason.
 """
 
 import functools
 import importlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,9 +19,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from quire_kernels.kv_cache import KVCache
 
 Peer = Callable[[], Tensor]
-_VLLM_MODULES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
-_VLLM_SEGMENTS = 16
-_VLLM_LEAST_PROGRAMS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +39,13 @@ class Uniform:
 
 def attention_peers(batch: Uniform) -> dict[str, Peer]:
     """Return the installed peers by name. The first call raises if a peer does not support the shape."""
-    makers = {
-        "SDPA cuDNN": lambda: _sdpa(batch, SDPBackend.CUDNN_ATTENTION),
-        "SDPA flash": lambda: _sdpa(batch, SDPBackend.FLASH_ATTENTION),
-        "FlashAttention": lambda: _flash_attention(batch),
-        "FlashInfer": lambda: _flashinfer(batch),
-        "vLLM Triton": lambda: _vllm(batch),
+    peers = {
+        "SDPA cuDNN": _lazily(lambda: _sdpa(batch, SDPBackend.CUDNN_ATTENTION)),
+        "SDPA flash": _lazily(lambda: _sdpa(batch, SDPBackend.FLASH_ATTENTION)),
     }
-    return {
-        name: _lazily(make) for name, make in makers.items() if name.startswith("SDPA") or _module(name) is not None
-    }
+    if _flashinfer_module() is not None:
+        peers["FlashInfer"] = _lazily(lambda: _flashinfer(batch))
+    return peers
 
 
 def _lazily(make: Callable[[], Peer]) -> Peer:
@@ -68,29 +61,18 @@ def _lazily(make: Callable[[], Peer]) -> Peer:
 
 
 @functools.cache
-def _module(name: str) -> ModuleType | None:
-    candidates = {
-        "FlashAttention": ("flash_attn",),
-        "FlashInfer": ("flashinfer",),
-        "vLLM Triton": _VLLM_MODULES,
-    }[name]
-    for candidate in candidates:
-        try:
-            return importlib.import_module(candidate)
-        # A broken installation of a peer must not end the run; it counts as not installed.
-        except Exception:
-            continue
-    return None
+def _flashinfer_module() -> ModuleType | None:
+    try:
+        return importlib.import_module("flashinfer")
+    # A broken installation of a peer must not end the run; it counts as not installed.
+    except Exception:
+        return None
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed peers."""
-    found = {}
-    for name in ("FlashAttention", "FlashInfer", "vLLM Triton"):
-        if (module := _module(name)) is not None:
-            package = importlib.import_module(module.__name__.partition(".")[0])
-            found[name] = str(getattr(package, "__version__", "unknown"))
-    return found
+    module = _flashinfer_module()
+    return {} if module is None else {"FlashInfer": str(getattr(module, "__version__", "unknown"))}
 
 
 # --- one by one ---
@@ -121,20 +103,6 @@ def _sdpa(batch: Uniform, backend: SDPBackend) -> Peer:
                 q, keys, values, is_causal=causal, scale=batch.scale, enable_gqa=q.shape[1] != keys.shape[1]
             )
         return out.transpose(1, 2).reshape(batch.q.shape)
-
-    return call
-
-
-def _flash_attention(batch: Uniform) -> Peer:
-    from flash_attn import flash_attn_with_kvcache  # type: ignore[import-not-found]
-
-    keys, values = (x.transpose(1, 2).contiguous() for x in _dense(batch))  # [B, L, HK, D]
-    q = batch.q.view(batch.sequences, batch.query_len, *batch.q.shape[1:])
-    lengths = torch.full((batch.sequences,), batch.context_len, dtype=torch.int32, device=q.device)
-
-    def call() -> Tensor:
-        out = flash_attn_with_kvcache(q, keys, values, cache_seqlens=lengths, softmax_scale=batch.scale, causal=True)
-        return out.view(batch.q.shape)
 
     return call
 
@@ -184,48 +152,3 @@ def _flashinfer(batch: Uniform) -> Peer:
             sm_scale=batch.scale,
         )
     return lambda: wrapper.run(batch.q, (cache.keys, cache.values))
-
-
-def _vllm(batch: Uniform) -> Peer:
-    module = _module("vLLM Triton")
-    assert module is not None, "asked for only where it is installed"
-    unified_attention = module.unified_attention
-    device, heads, dim = batch.q.device, batch.q.shape[1], batch.cache.head_dim
-    keys, values = (x.transpose(1, 2).contiguous() for x in (batch.cache.keys, batch.cache.values))  # [N, S, HK, D]
-    out = torch.empty_like(batch.q)
-    arguments: dict[str, object] = {
-        "q": batch.q,
-        "k": keys,
-        "v": values,
-        "out": out,
-        "cu_seqlens_q": torch.arange(batch.sequences + 1, dtype=torch.int32, device=device) * batch.query_len,
-        "max_seqlen_q": batch.query_len,
-        "seqused_k": torch.full((batch.sequences,), batch.context_len, dtype=torch.int32, device=device),
-        "max_seqlen_k": batch.context_len,
-        "softmax_scale": batch.scale,
-        "causal": True,
-        "window_size": (-1, -1),
-        "block_table": batch.block_tables,
-        "softcap": 0,
-        "q_descale": None,
-        "k_descale": None,
-        "v_descale": None,
-    }
-    # Newer versions split long contexts only if they get the memory for it, as vLLM's backend does.
-    if "softmax_segm_output" in inspect.signature(unified_attention).parameters:
-        threshold = _VLLM_LEAST_PROGRAMS // batch.cache.kv_heads
-        padded = 1 << (dim - 1).bit_length()
-        shape = (threshold, heads, _VLLM_SEGMENTS)
-        arguments |= {
-            "seq_threshold_3D": threshold,
-            "num_par_softmax_segments": _VLLM_SEGMENTS,
-            "softmax_segm_output": torch.empty((*shape, padded), dtype=torch.float32, device=device),
-            "softmax_segm_max": torch.empty(shape, dtype=torch.float32, device=device),
-            "softmax_segm_expsum": torch.empty(shape, dtype=torch.float32, device=device),
-        }
-
-    def call() -> Tensor:
-        unified_attention(**arguments)
-        return out
-
-    return call

@@ -3,7 +3,7 @@
 
 Bandwidth and GEMM rate are measured in the same run; L2 is flushed before every call; times are medians. The rows are
 written as JSON after each case, so an interrupted run keeps its results. Without a GPU, small cases are compared with
-their references in Triton's interpreter, every kernel is compiled ahead of time, and skipped parts are listed.
+their references in Triton's interpreter, and skipped parts are listed.
 """
 
 import argparse
@@ -29,12 +29,11 @@ DEFAULT_JSON = Path("out/bench/kernels.json")
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a case or two of each op; without a GPU: no compilation")
+    parser.add_argument("--quick", action="store_true", help="a case or two of each op")
     parser.add_argument("--op", nargs="+", help="only these ops")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--seconds", type=float, default=420.0, help="begin no case after these (default 420)")
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help=f"default {DEFAULT_JSON}")
-    parser.add_argument("--plot", type=Path, help="draw the shares there (.png, .svg or .pdf; needs matplotlib)")
     parser.add_argument("--interpreted", action="store_true", help="the small cases, in Triton's interpreter, only")
     return parser.parse_args()
 
@@ -112,8 +111,6 @@ def run_on_gpu(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped early", file=sys.stderr)
     show(rows, found["machine"], card, [str(case) for case in waiting])
-    if arguments.plot:
-        draw(arguments.plot, rows, found["machine"]["device"])
     return 1 if any(row.wrong for row in rows) else 0
 
 
@@ -171,25 +168,6 @@ def show(rows: Sequence["Row"], machine: dict[str, Any], card: "Card", missing: 
     show_table("Kernels: medians with a cold L2 cache", columns, lines, notes)
 
 
-def draw(path: Path, rows: Sequence["Row"], device: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("matplotlib is not installed here: no plot", file=sys.stderr)
-        return
-    timed = [row for row in rows if row.seconds is not None][::-1]
-    figure = Figure(figsize=(11, 1.5 + 0.28 * len(timed)), layout="constrained")
-    figure.suptitle(f"Share of what {device} reached in the same run")
-    axes = figure.subplots()
-    shares = [(row.bandwidth_share if memory_bound(row) else row.gemm_share) or 0.0 for row in timed]
-    colours = ["tab:blue" if memory_bound(row) else "tab:orange" for row in timed]
-    axes.barh([f"{row.op}: {row.case}" for row in timed], shares, color=colours)
-    axes.tick_params(axis="y", labelsize="small")
-    axes.set(xlim=(0.0, 1.05), xlabel="of the read bandwidth (blue) or the GEMM rate (orange)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
 # --- without one ---
 
 
@@ -219,17 +197,9 @@ def run_without_gpu(arguments: argparse.Namespace) -> int:
     if arguments.op:
         command += ["--op", *arguments.op]
     failed = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
-    if not arguments.quick:
-        compile_command = [
-            sys.executable,
-            "-m",
-            "benchmarks.kernels.aot",
-            *(["--op", *arguments.op] if arguments.op else []),
-        ]
-        failed |= subprocess.run(compile_command, cwd=ROOT, check=False).returncode
-    skipped = "times, shares of bandwidth and GEMM rate, ratios to other kernels, bfloat16"
-    if arguments.quick:
-        skipped += "; compiling ahead of time (leave --quick out, or `make kernels-aot`)"
+    skipped = (
+        "times, shares of bandwidth and GEMM rate, ratios to other kernels, bfloat16, compiling (make kernels-aot)"
+    )
     print(f"Skipped, as there is no GPU: {skipped}.")
     return failed
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Create a checkpoint with random weights in a real shape, which every server can load.
 
 It has Llama's layers, bfloat16 safetensors and a tokenizer in which each id is a distinct piece of visible text. The
@@ -8,10 +7,11 @@ a later token for the first. Speed depends on the shape alone, not on the weight
 This module knows no servers. torch is imported only when weights are generated.
 """
 
-import argparse
 import json
 import string
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice, product
 from pathlib import Path
@@ -45,21 +45,6 @@ class LlamaShape:
     max_positions: int = 8_192
     tied_embeddings: bool = True
 
-    def problems(self) -> list[str]:
-        """Return the reasons why the shape is invalid; empty for a valid one."""
-        found = []
-        if self.hidden % self.heads:
-            found.append(f"hidden size {self.hidden} is not a multiple of {self.heads} heads")
-        if self.heads % self.kv_heads:
-            found.append(f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads")
-        least = len(_alphabet()) + 1
-        if self.vocabulary < least:
-            found.append(f"a vocabulary of {self.vocabulary} has no room for the {least} tokens of plain ASCII")
-        most = least + len(string.ascii_lowercase) ** 2 + len(string.ascii_lowercase) ** 4
-        if self.vocabulary > most:
-            found.append(f"a vocabulary of {self.vocabulary} is more than the {most} words there are")
-        return found
-
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
@@ -73,15 +58,21 @@ class LlamaShape:
 
 
 SMOLLM2_135M = LlamaShape()
+SHAPES = {
+    "5M": LlamaShape(hidden=256, layers=6, heads=8, kv_heads=4, intermediate=704, vocabulary=4096),
+    "15M": LlamaShape(hidden=384, layers=8, heads=6, kv_heads=2, intermediate=1024, vocabulary=8192),
+    "50M": LlamaShape(hidden=512, layers=14, heads=8, kv_heads=4, intermediate=1408, vocabulary=16384),
+    "135M": SMOLLM2_135M,
+    "300M": LlamaShape(hidden=896, layers=24, heads=14, kv_heads=2, intermediate=3328, vocabulary=49152),
+    "500M": LlamaShape(hidden=1024, layers=32, heads=16, kv_heads=4, intermediate=3712, vocabulary=49152),
+}
 
 
 def ensure_model(folder: Path, shape: LlamaShape = SMOLLM2_135M, *, seed: int = 0) -> Path:
     """Return ``folder`` with a complete checkpoint of ``shape``, created if it is absent.
 
-    Raise ValueError if the folder has other content or the shape is invalid.
+    Raise ValueError if the folder has other content.
     """
-    if problems := shape.problems():
-        raise ValueError("; ".join(problems))
     mark = folder / MARK
     made_from = json.dumps({"config": _config(shape), "seed": seed}, indent=1) + "\n"
     if mark.is_file() and mark.read_text(encoding="utf-8") == made_from:
@@ -243,30 +234,9 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=None if path.name == "tokenizer.json" else 1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog="Without options: SmolLM2-135M's shape.",
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, help="where the checkpoint goes; made unless it is there already")
-    names = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocabulary", "max_positions")
-    for name in names:
-        default = getattr(SMOLLM2_135M, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, metavar="N", help=f"({default})")
-    parser.add_argument("--untied", action="store_true", help="an output layer of its own, not the embedding's")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    sizes = {name: getattr(arguments, name) for name in names}
-    if any(size < 1 for size in sizes.values()):
-        parser.error("every size is at least 1")
-    shape = LlamaShape(**sizes, tied_embeddings=not arguments.untied)
-    try:
-        ensure_model(arguments.folder, shape, seed=arguments.seed)
-    except (ValueError, OSError) as problem:
-        parser.error(str(problem))
-    print(f"{arguments.folder}: {shape.parameters / 1e6:,.1f} M parameters, bfloat16")
-
-
-if __name__ == "__main__":
-    main()
+@contextmanager
+def model_folder(shape: LlamaShape) -> Iterator[Path]:
+    """Write a folder for ``--load-format dummy`` and remove it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="quire-shape-") as name:
+        write_description(Path(name), shape)
+        yield Path(name)

@@ -11,19 +11,25 @@ import argparse
 import asyncio
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.operator.scale_cluster import NAMESPACE, REPLICAS, Cluster, wait
-from benchmarks.operator.scale_report import Row, summary
 from benchmarks.report import ROOT, cpu_seconds, interrupt_on_terminate, write_json
 from quire_cluster.audit import Position
+from quire_cluster.binaries import ensure
+from quire_cluster.client import ApiClient
+from quire_cluster.control_plane import PROGRAMS, ControlPlane
+from quire_cluster.fake_nodes import PROGRAMS as NODE_PROGRAMS
+from quire_cluster.fake_nodes import FakeNodes
 from quire_cluster.ports import free_ports
+from quire_cluster.progress import Progress
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import Connection, load_configuration
 from quire_operator.domain.cluster_state.observed import Key
@@ -36,8 +42,92 @@ from quire_operator.ports import Throttled, Unavailable
 IMAGES = Images(engine="quire-engine:scale")
 WORKERS = 32
 IDENTITY = "scale-operator"
-SCRAPES = 50
 RETRY_SECONDS = 0.5
+
+
+CRD = ROOT / "crds" / "llmdeployments.yaml"
+NAMESPACE = "scale"
+REPLICAS, NODES = 3, 5
+LIMIT_SECONDS = 1800.0
+
+Row = dict[str, Any]
+
+
+class Cluster:
+    """A control plane with fake nodes and LLMDeployments that no operator has reconciled yet."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.plane = ControlPlane.temporary(ensure((*PROGRAMS, *NODE_PROGRAMS), Progress(sys.stderr)))
+        self.plane.start()
+        self.plane.kubectl("apply", "--server-side", "-f", str(CRD))
+        self.plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD))
+        self.nodes = FakeNodes(self.plane)
+        self.nodes.start(NODES)
+        self.client: ApiClient = self.plane.client()
+        self.client.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        for number in range(count):
+            answer = self.client.post(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments", body(number))
+            assert answer.ok, answer.body
+
+    def there(self, group: str, plural: str) -> int:
+        """Return the number of objects of a kind: list one and let the server count the rest."""
+        answer = self.client.get(f"/{group}/namespaces/{NAMESPACE}/{plural}?limit=1").body
+        return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
+
+    def applied(self) -> bool:
+        return (
+            self.there("apis/apps/v1", "deployments") >= self.count
+            and self.there("api/v1", "services") >= 2 * self.count
+        )
+
+    def serving(self) -> bool:
+        """Return whether every Deployment has its replicas ready."""
+        deployments = self.client.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments").body["items"]
+        ready = sum(item["status"].get("readyReplicas", 0) for item in deployments)
+        return bool(ready == REPLICAS * self.count)
+
+    def told(self) -> bool:
+        """Return whether every LLMDeployment reports that in its status."""
+        resources = self.client.get(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments").body["items"]
+        return sum(item.get("status", {}).get("readyReplicas", 0) for item in resources) == REPLICAS * self.count
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds that the cluster has used."""
+        processes = (*self.plane.processes, self.nodes.scheduler, self.nodes.kwok)
+        return sum(cpu_seconds(process.pid) for process in processes if process.pid is not None)
+
+    def children(self) -> dict[str, int]:
+        """Return the objects per kind that belong to LLMDeployments."""
+        kinds = {
+            "Deployment": ("apis/apps/v1", "deployments"),
+            "Service": ("api/v1", "services"),
+            "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+            "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+            "Pod": ("api/v1", "pods"),
+        }
+        return {kind: self.there(*where) for kind, where in kinds.items()}
+
+
+def body(number: int) -> dict[str, Any]:
+    """Return one LLMDeployment."""
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": f"model-{number:04}", "namespace": NAMESPACE},
+        "spec": {"model": {"source": "file:///models/demo"}, "replicas": REPLICAS},
+    }
+
+
+def wait(look: Callable[[], bool], what: str, started: float, *, every: float = 1.0) -> float:
+    """Return the seconds from ``started`` until ``look`` is true."""
+    while not look():
+        if time.monotonic() - started > LIMIT_SECONDS:
+            sys.exit(f"not after {LIMIT_SECONDS:g} s: {what}")
+        time.sleep(every)
+    took = time.monotonic() - started
+    print(f"  {what}: {took:.0f} s", file=sys.stderr)
+    return took
 
 
 # --- the bare loop ---
@@ -143,13 +233,6 @@ class Operator:
             return False
         return values == {"quire_operator_leading": "1.0", "quire_operator_queue_depth": "0.0"}
 
-    def percentile_milliseconds(self, share: float) -> float:
-        """Return a percentile of the time of a pass, as the upper bound of its bucket."""
-        pattern = r'^quire_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)$'
-        buckets = [(float(bound), float(count)) for bound, count in re.findall(pattern, self.metrics(), re.MULTILINE)]
-        least = share * buckets[-1][1]
-        return 1000 * next(bound for bound, count in buckets if count >= least)
-
     def writes(self) -> dict[str, int]:
         """Its successful mutating requests, by its own count: an audit log of this length is rotated away."""
         pattern = r'^quire_operator_writes_total\{kind="(\w+)",verb="([\w-]+)"\} (\S+)$'
@@ -181,7 +264,6 @@ def operator_run(count: int, folder: Path, *, quiet_seconds: float) -> Row:
         row["writes"] = operator.writes()
         wait(operator.is_idle, "operator: idle", started)
         row["cpu_seconds"], row["cluster_cpu_seconds"] = operator.cpu_seconds(), cluster.cpu_seconds() - burnt
-        row["pass_p99_milliseconds"] = operator.percentile_milliseconds(0.99)
         row |= quiet(cluster, operator, quiet_seconds)
         row["megabytes"], row["peak_megabytes"] = operator.megabytes("VmRSS"), operator.megabytes("VmHWM")
         row |= restarted(cluster, operator, log)
@@ -194,11 +276,7 @@ def quiet(cluster: Cluster, operator: Operator, seconds: float) -> Row:
     since, burnt, started = cluster.plane.audit.position(), operator.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
     share = (operator.cpu_seconds() - burnt) / (time.monotonic() - started)
-    row = {"quiet_seconds": seconds, "quiet_cpu_percent": 100 * share, "quiet_writes": writes(cluster, since)}
-    burnt = operator.cpu_seconds()
-    for _ in range(SCRAPES):
-        operator.metrics()
-    return row | {"scrape_cpu_milliseconds": 1000 * (operator.cpu_seconds() - burnt) / SCRAPES}
+    return {"quiet_seconds": seconds, "quiet_cpu_percent": 100 * share, "quiet_writes": writes(cluster, since)}
 
 
 def restarted(cluster: Cluster, operator: Operator, log: Path) -> Row:
@@ -237,6 +315,36 @@ def writes(cluster: Cluster, since: Position) -> dict[str, int]:
         name = f"{request.verb} {request.resource}"
         counted[name] = counted.get(name, 0) + 1
     return counted
+
+
+def summary(bare: Sequence[Row], operator: Sequence[Row]) -> list[tuple[str, str]]:
+    def median(rows: Sequence[Row], name: str) -> float:
+        return statistics.median(row[name] for row in rows)
+
+    lines = []
+    for name, what in (("applied_seconds", "all children applied"), ("serving_seconds", "all replicas ready")):
+        ours, loops = median(operator, name), median(bare, name)
+        lines.append((what, f"{ours:.0f} s; bare loop {loops:.0f} s; ratio {ours / loops:.2f}"))
+    last = operator[-1]
+    ours, loops = (median(rows, "cpu_seconds") + median(rows, "cluster_cpu_seconds") for rows in (operator, bare))
+    processor_time = (
+        f"{ours:.0f} s, {median(operator, 'cpu_seconds'):.0f} of them the operator's; bare loop {loops:.0f} s,"
+        f" {median(bare, 'cpu_seconds'):.0f} its own; ratio {ours / loops:.2f}"
+    )
+    lines += [
+        ("children", ", ".join(f"{count} {kind}" for kind, count in last["children"].items())),
+        ("every status says so", f"{median(operator, 'told_seconds'):.0f} s"),
+        ("writes until then", f"{sum(last['writes'].values())}: {last['writes']}"),
+        ("processor time until then", processor_time),
+        ("memory", f"{median(operator, 'megabytes'):.0f} MB resident, {median(operator, 'peak_megabytes'):.0f} peak"),
+        (
+            "quiet minute",
+            f"{last['quiet_writes'] or 'no'} writes, {median(operator, 'quiet_cpu_percent'):.1f} % of a core",
+        ),
+        ("restart", f"{median(operator, 'restart_seconds'):.0f} s, {last['restart_changed']} Deployments changed"),
+        ("writes of the restart", str(last["restart_writes"] or "none")),
+    ]
+    return lines
 
 
 def main() -> None:

@@ -120,4 +120,4 @@ STEPS = (
 )
 
 if __name__ == "__main__":
-    command_line(__doc__, {"llama.cpp": (LLAMA_CPP, STEPS)})
+    command_line(__doc__, LLAMA_CPP, STEPS)

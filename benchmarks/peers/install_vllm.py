@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Install vLLM for CPUs into its own environment, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
-  python -m benchmarks.peers.install_vllm             vLLM
-  python -m benchmarks.peers.install_vllm vllm zen    and once more with zentorch, for AMD processors with AVX-512
+  python -m benchmarks.peers.install_vllm
 
 It is about 5.5 GB, nearly all of it torch, which is linked from uv's cache if quire's own environment is on the same
 disk; this takes a minute, or longer if torch must be downloaded. TORCH_SPEC names another torch, as for `make setup`.
@@ -19,7 +18,7 @@ from collections.abc import Iterable
 from email import message_from_string
 from pathlib import Path
 
-from benchmarks.peers.peer_catalogue import TORCH, VLLM, VLLM_ZEN, ZENTORCH
+from benchmarks.peers.peer_catalogue import TORCH, VLLM
 from benchmarks.peers.peer_environments import PeerError, Step, Workshop, command_line
 
 _LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
@@ -65,10 +64,6 @@ def _name_it_vllm(shop: Workshop) -> None:
     metadata.write_text(renamed((known / "METADATA").read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def _install_zentorch(shop: Workshop) -> None:
-    shop.install("--no-deps", f"zentorch=={ZENTORCH}")
-
-
 def _fetch_tcmalloc(shop: Workshop) -> None:
     folder = shop.folder / TCMALLOC_FOLDER
     folder.mkdir()
@@ -98,7 +93,6 @@ STEPS = (
     ),
     Step(what="a first import, which must find a CPU", do=_try_it),
 )
-ZEN_STEPS = (*STEPS[:-1], Step(what="zentorch (50 MB)", do=_install_zentorch), STEPS[-1])
 
 if __name__ == "__main__":
-    command_line(__doc__, {"vllm": (VLLM, STEPS), "zen": (VLLM_ZEN, ZEN_STEPS)})
+    command_line(__doc__, VLLM, STEPS)

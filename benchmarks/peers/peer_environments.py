@@ -143,28 +143,17 @@ def make(peer: Peer, steps: Sequence[Step], *, again: bool) -> None:
         say(f"{peer.name} {peer.version} is installed in {peer.folder} ({seconds} s)")
 
 
-def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequence[Step]]]) -> None:
-    """Run a peer's script: install the requested variants (default: the first), and report errors in one line."""
+def command_line(description: str | None, peer: Peer, steps: Sequence[Step]) -> None:
+    """Run a peer's script: install it, and report errors in one line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if len(peers) > 1:
-        parser.add_argument(
-            "variant", nargs="*", choices=[*peers, []], metavar="variant", help=f"which (default: {next(iter(peers))})"
-        )
     parser.add_argument("--again", action="store_true", help="remove what is there and start over")
-    parser.add_argument("--where", action="store_true", help="print the folder, and install nothing")
     arguments = parser.parse_args()
-    chosen = (getattr(arguments, "variant", None) or [next(iter(peers))]) if peers else []
-    for name in chosen:
-        peer, steps = peers[name]
-        if arguments.where:
-            print(peer.folder)
-            continue
-        try:
-            make(peer, steps, again=arguments.again)
-        except (PeerError, OSError, tarfile.TarError) as problem:
-            sys.exit(f"{peer.name} {peer.version} could not be installed: {problem}")
-        except KeyboardInterrupt:
-            sys.exit(f"stopped; run it again, and {peer.folder} is created again")
+    try:
+        make(peer, steps, again=arguments.again)
+    except (PeerError, OSError, tarfile.TarError) as problem:
+        sys.exit(f"{peer.name} {peer.version} could not be installed: {problem}")
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; run it again, and {peer.folder} is created again")
 
 
 @contextmanager

@@ -1,25 +1,22 @@
 #!/usr/bin/env python3
-"""Measure low-rank adapters (LoRA): the speed of decoding with them, and traffic with more adapters than slots.
+"""Measure the speed of decoding with low-rank adapters (LoRA).
 
   base      an engine without adapters
   enabled   an engine with slots for adapters, and requests for the base model only
   adapters  the same engine, with requests for different adapters
 
-The first part decodes with all three, one step of each in turn, and compares neighbouring steps. The second part
-(``--traffic``) keeps an engine with few slots busy with requests for many adapters, whose popularity follows Zipf's
-law, and reports the longest wait for a first token, and how loads change the time of steps.
+All three decode one step each in turn, and neighbouring steps are compared.
 """
 
 import argparse
 import os
-import random
 import statistics
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, sleep
 
-from benchmarks.models.random_adapter import write_random_adapters
+from benchmarks.models.variants import write_random_adapters
 from benchmarks.report import DEMO_MODEL, at_least_one, parser, save, show_table, usable_cpus
 from quire_engine.config import (
     AdapterOptions,
@@ -45,21 +42,6 @@ class Decoding:
     """The speed compared with an engine without adapters, as the median over neighbouring steps."""
     quickest_ratio: float
     """The same for the quickest tenth of the steps of each, which a busy machine disturbs least."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    adapters: int
-    slots: int
-    seconds: float
-    requests: int
-    loads: int
-    failed: int
-    mean_wait_seconds: float
-    longest_wait_seconds: float
-    median_step_seconds: float
-    longest_step_seconds: float
-    longest_step_with_load_seconds: float
 
 
 def config_of(arguments: argparse.Namespace, *, slots: int, in_memory: int) -> EngineConfig:
@@ -154,60 +136,8 @@ def quickest(seconds: list[float]) -> float:
     return statistics.quantiles(seconds, n=10)[0]
 
 
-def measure_traffic(arguments: argparse.Namespace, folders: list[Path]) -> Traffic:
-    """Keep twice as many requests under way as sequences can run, for ``arguments.traffic`` seconds."""
-    from quire_engine.runner import load_model
-
-    config = config_of(arguments, slots=arguments.slots, in_memory=4 * arguments.slots)
-    config = replace(config, scheduler=replace(config.scheduler, max_num_seqs=arguments.sequences))
-    engine = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
-    load_all(engine, folders)
-    draw = random.Random(11)
-    numbers = list(range(1, len(folders) + 1))
-    weights = [1.0 / number for number in numbers]
-    started: dict[int, float] = {}
-    waits: list[float] = []
-    steps: list[float] = []
-    with_load: list[float] = []
-    failed = key = 0
-    engine.reset_counters()
-    end = perf_counter() + arguments.traffic
-    while perf_counter() < end or engine.has_work or started:
-        while perf_counter() < end and len(started) < 2 * arguments.sequences:
-            started[key] = perf_counter()
-            engine.add(request_of(key, draw.randrange(8, 2 * arguments.tokens), draw.choices(numbers, weights)[0]))
-            key += 1
-        engine.add_prepared()
-        failed += len(engine.take_failed())
-        if not engine.has_work:
-            sleep(0.001)
-            continue
-        loads, began = engine.counters.adapter_loads, perf_counter()
-        step = engine.step()
-        seconds = perf_counter() - began
-        (with_load if engine.counters.adapter_loads > loads else steps).append(seconds)
-        if step is not None:
-            waits += [perf_counter() - started[first] for first in step.first_scheduled_keys]
-            for finished in step.finished:
-                del started[finished.key]
-    engine.close()
-    return Traffic(
-        adapters=len(folders),
-        slots=arguments.slots,
-        seconds=arguments.traffic,
-        requests=key,
-        loads=engine.counters.adapter_loads,
-        failed=failed,
-        mean_wait_seconds=statistics.mean(waits),
-        longest_wait_seconds=max(waits),
-        median_step_seconds=statistics.median(steps),
-        longest_step_seconds=max(steps),
-        longest_step_with_load_seconds=max(with_load),
-    )
-
-
 def parse_arguments() -> argparse.Namespace:
-    options = parser(__doc__, plot=False)
+    options = parser(__doc__)
     options.add_argument(
         "--model", type=Path, default=DEMO_MODEL, help="the folder of a native model (default: the demo)"
     )
@@ -216,9 +146,6 @@ def parse_arguments() -> argparse.Namespace:
     options.add_argument("--sequences", type=at_least_one, default=16, help="sequences at once (default 16)")
     options.add_argument("--tokens", type=at_least_one, default=256, help="tokens of each answer (default 256)")
     options.add_argument("--rounds", type=at_least_one, default=3, help="rounds of decoding (default 3)")
-    options.add_argument("--traffic", type=float, default=0.0, help="seconds of traffic (default: none)")
-    options.add_argument("--registered", type=at_least_one, default=200, help="adapters of the traffic (default 200)")
-    options.add_argument("--slots", type=at_least_one, default=16, help="slots during the traffic (default 16)")
     options.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     options.add_argument("--threads", type=at_least_one, default=len(usable_cpus()))
     return options.parse_args()
@@ -228,10 +155,8 @@ def main() -> None:
     arguments = parse_arguments()
     os.environ.update(compute_environment(arguments.threads, {}))
     with tempfile.TemporaryDirectory(prefix="quire-adapters-") as name:
-        count = max(arguments.adapters, arguments.registered if arguments.traffic else 0)
-        folders = write_random_adapters(Path(name), arguments.model, count=count, rank=arguments.rank)
-        decoding = measure_decoding(arguments, folders[: arguments.adapters])
-        traffic = measure_traffic(arguments, folders[: arguments.registered]) if arguments.traffic else None
+        folders = write_random_adapters(Path(name), arguments.model, count=arguments.adapters, rank=arguments.rank)
+        decoding = measure_decoding(arguments, folders)
     show_table(
         f"{arguments.adapters} adapters of rank {arguments.rank}, {arguments.sequences} sequences",
         ["requests", "tokens/s", "ratio", "of the quickest"],
@@ -240,14 +165,7 @@ def main() -> None:
             for each in decoding
         ],
     )
-    if traffic is not None:
-        show_table(
-            f"{traffic.adapters} adapters, {traffic.slots} slots, {traffic.seconds:g} s of traffic",
-            ["figure", "value"],
-            [[name.replace("_", " "), f"{value:,.4g}"] for name, value in asdict(traffic).items()],
-        )
-    rows = [asdict(each) for each in decoding]
-    save(arguments.json, [*rows, *([asdict(traffic)] if traffic is not None else [])])
+    save(arguments.json, [asdict(each) for each in decoding])
 
 
 if __name__ == "__main__":

@@ -8,37 +8,31 @@
 
 benchmarks/peers has a script that installs each peer (`make peers`). One server runs at a time, with every CPU that
 this process may use: it is started, timed to its first token, warmed up, measured on each workload, and stopped with
-all its processes. The report also lists the goals, met or missed, and the lower bound: the time that arithmetic and
-reading alone take at the hardware's own rates, measured in the same run. ``--cpu-level`` limits every server to a level
+all its processes. ``--cpu-level`` limits every server to a level
 of CPU, so that a new machine can represent older ones. Quote medians and ratios of several runs, because other work on
 the machine slows all of them.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.models.random_model import ensure_model
 from benchmarks.peers.peer_environments import peers_folder
-from benchmarks.report import DEMO_MODEL, ROOT, interrupt_on_terminate, usable_cpus
+from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine
+from benchmarks.serving.comparison.client import QUICK, STANDARD, Workload, parse_workload
 from benchmarks.serving.comparison.levels import NAMES, check_level, highest_level
-from benchmarks.serving.comparison.machine import Machine, this_machine
-from benchmarks.serving.comparison.plot import write_plot
 from benchmarks.serving.comparison.process_tree import ServerError
-from benchmarks.serving.comparison.results import Turn, Verdict, as_document, verdicts
+from benchmarks.serving.comparison.results import Turn, as_document, show
 from benchmarks.serving.comparison.servers import ServerUnderTest, missing, servers_under_test
-from benchmarks.serving.comparison.table import show
 from benchmarks.serving.comparison.turns import Bench
-from benchmarks.serving.comparison.workloads import QUICK, STANDARD, Workload, parse_workload
 from quire_engine.cpu.limits import CpuLevel
 
 DEFAULT_SERVERS = ("quire", "vllm", "vllm-f32", "llama.cpp")
@@ -51,15 +45,11 @@ class Plan:
 
     model: Path
     cpu_level: CpuLevel
-    keep_running: bool
     servers: tuple[ServerUnderTest, ...]
     workloads: tuple[Workload, ...]
     runs: int
     seconds: float
-    goals: bool
-    """True if the goals apply, which are set for a real model's shape and not for the demo model."""
     json: Path
-    plot: Path | None
     logs: Path
 
 
@@ -69,9 +59,8 @@ class Comparison:
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan = plan
         self.console = console
-        self.machine: Machine = this_machine()
+        self.machine = machine()
         self.turns: list[Turn] = []
-        self.limits: list[dict[str, Any]] = []
         self.started_at = datetime.now(UTC)
         self._began = time.monotonic()
         plan.logs.mkdir(parents=True, exist_ok=True)
@@ -82,7 +71,6 @@ class Comparison:
             seconds=plan.seconds,
             logs=plan.logs,
             say=self.say,
-            keep_running=plan.keep_running,
         )
 
     def say(self, words: str) -> None:
@@ -90,24 +78,12 @@ class Comparison:
         self.console.print(f"[{minutes:02d}:{seconds:02d}] {words}", markup=False, highlight=False, soft_wrap=True)
 
     def run(self) -> None:
-        try:
-            self._run()
-        finally:
-            self.bench.close()
-
-    def _run(self) -> None:
         self.say(f"{self.machine}; level {self.plan.cpu_level}")
-        if self.plan.keep_running:
-            for server in self.plan.servers:
-                self.say(f"starting {server.name} ({server.what})")
-                self.bench.start(server)
         runs_began = time.monotonic()
         for run in range(1, self.plan.runs + 1):
             if run > 1:
                 left = (time.monotonic() - runs_began) / (run - 1) * (self.plan.runs - run + 1)
                 self.say(f"about {left / 60:.0f} min more")
-            self.say(f"run {run} of {self.plan.runs}: the floor")
-            self._measure_limits()
             for server in self.plan.servers:
                 self.say(f"run {run} of {self.plan.runs}: {server.name} ({server.what})")
                 turn = self.bench.turn(server, run)
@@ -116,48 +92,14 @@ class Comparison:
                 self.turns.append(turn)
                 self.write()
 
-    def _measure_limits(self) -> None:
-        """Measure the floor in its own process, which ends before servers are measured."""
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.serving.comparison.floor",
-            str(self.plan.model),
-            *map(str, self.plan.workloads),
-        ]
-        command += ["--threads", str(len(usable_cpus()))]
-        command += ["--cpu-level", self.plan.cpu_level]
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        if ended.returncode:
-            raise ServerError(f"the floor could not be measured:\n{ended.stderr[-2000:]}")
-        self.limits.append(json.loads(ended.stdout.splitlines()[-1]))
-
-    @property
-    def floors(self) -> dict[str, float]:
-        """Return the highest total tokens per second of any run, by workload, because other work only slows it down."""
-        best: dict[str, float] = {}
-        for limit in self.limits:
-            for floor in limit["floors"]:
-                name, rate = floor["workload"], floor["total_tokens_per_second"]
-                best[name] = max(best.get(name, 0.0), rate)
-        return best
-
-    def verdicts(self) -> list[Verdict]:
-        if not self.plan.goals:
-            return []
-        return verdicts(self.turns, level=self.plan.cpu_level)
-
     def write(self) -> None:
         document = {
             "command": " ".join(sys.argv),
             "started_at": self.started_at.isoformat(),
             "model": str(self.plan.model),
-            "machine": asdict(self.machine),
+            "machine": self.machine,
             "cpu_level": self.plan.cpu_level,
-            "kept_running": self.plan.keep_running,
-            "limits": self.limits,
             "turns": as_document(self.turns),
-            "goals": [asdict(verdict) | {"met": verdict.met} for verdict in self.verdicts()],
         }
         self.plan.json.parent.mkdir(parents=True, exist_ok=True)
         self.plan.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -165,13 +107,9 @@ class Comparison:
     def show(self) -> None:
         title = f"{self.plan.model.name} at {self.plan.cpu_level}, medians of {self.plan.runs} interleaved runs"
         output = Console(width=None if sys.stdout.isatty() else 150)
-        show(output, self.turns, self.verdicts(), self.limits, floors=self.floors, title=title)
-        output.print(str(self.machine), style="dim", highlight=False)
-        if self.plan.plot is not None:
-            self.plan.plot.parent.mkdir(parents=True, exist_ok=True)
-            write_plot(self.plan.plot, self.turns, self.floors, title)
-        where = f"{self.plan.json}" + (f", {self.plan.plot}" if self.plan.plot else "")
-        output.print(f"written: {where}; servers' logs: {self.plan.logs}", style="dim", highlight=False)
+        show(output, self.turns, title=title)
+        output.print(self.machine, style="dim", highlight=False)
+        output.print(f"written: {self.plan.json}; servers' logs: {self.plan.logs}", style="dim", highlight=False)
 
 
 def parse_arguments(everyone: dict[str, ServerUnderTest]) -> argparse.Namespace:
@@ -194,11 +132,6 @@ def parse_arguments(everyone: dict[str, ServerUnderTest]) -> argparse.Namespace:
         choices=NAMES,
         help="limit every server to a level of CPU (default: the highest level of this machine)",
     )
-    parser.add_argument(
-        "--keep-running",
-        action="store_true",
-        help="start all servers first and pause each between its turns; needs memory for all of them",
-    )
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs of each server (default 3)")
     parser.add_argument("--seconds", type=float, default=20.0, help="approximate time per workload (default 20)")
     parser.add_argument(
@@ -207,7 +140,6 @@ def parse_arguments(everyone: dict[str, ServerUnderTest]) -> argparse.Namespace:
         help="a Llama model folder (default: random weights in SmolLM2-135M's shape, in the cache)",
     )
     parser.add_argument("--json", type=Path, default=OUT / "compare.json", help=f"(default: {OUT}/compare.json)")
-    parser.add_argument("--plot", type=Path, help=f"a .png, .svg or .pdf (default: {OUT}/compare.png, none if quick)")
     arguments = parser.parse_args()
     if arguments.runs < 1 or arguments.seconds <= 0:
         parser.error("--runs and --seconds must be more than 0")
@@ -237,15 +169,12 @@ def plan_from(arguments: argparse.Namespace, everyone: dict[str, ServerUnderTest
     check_level(cpu_level)
     return Plan(
         cpu_level=cpu_level,
-        keep_running=arguments.keep_running,
         model=_model(arguments.model, quick=quick, console=console),
         servers=tuple(servers),
         workloads=workloads,
         runs=1 if quick else arguments.runs,
         seconds=3.0 if quick else arguments.seconds,
-        goals=not quick,
         json=arguments.json,
-        plot=arguments.plot or (None if quick else OUT / "compare.png"),
         logs=arguments.json.parent / "logs",
     )
 

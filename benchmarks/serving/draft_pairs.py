@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from benchmarks.models.padded_model import write_padded_model
+from benchmarks.models.variants import write_padded_model
 from benchmarks.serving.steps import Bench, time_steps
 from quire_engine.config import DType, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams

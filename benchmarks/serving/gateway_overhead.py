@@ -23,7 +23,7 @@ from typing import cast
 import aiohttp
 import uvloop
 
-from benchmarks.report import ROOT, cpu_seconds, machine, parser, save, show_table
+from benchmarks.report import ROOT, machine, parser, save, show_table
 
 TOKENS = 32
 BODY = json.dumps({"model": "fake", "stream": True, "messages": [{"role": "user", "content": "word " * 400}]}).encode()
@@ -43,7 +43,6 @@ class Row:
     gateway_p99_ms: float
     added_p50_ms: float
     gateway_tokens_per_second: float
-    gateway_cpu_ms_per_request: float
 
 
 class FakeReplica(asyncio.Protocol):
@@ -96,21 +95,18 @@ async def time_to_first_token(client: aiohttp.ClientSession, url: str) -> float:
     return first
 
 
-async def measure(direct: str, gateway: str, pid: int, *, requests: int, concurrency: int) -> Row:
+async def measure(direct: str, gateway: str, *, requests: int, concurrency: int) -> Row:
     times: dict[str, list[float]] = {direct: [], gateway: []}
     busy = {direct: 0.0, gateway: 0.0}
-    cpu = 0.0
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         for url in (direct, gateway):
             await asyncio.gather(*(time_to_first_token(client, url) for _ in range(max(50, concurrency))))
         rounds = max(1, requests // concurrency)
         for _ in range(rounds):
             for url in (direct, gateway):
-                cpu_before, started = cpu_seconds(pid), time.perf_counter()
+                started = time.perf_counter()
                 times[url] += await asyncio.gather(*(time_to_first_token(client, url) for _ in range(concurrency)))
                 busy[url] += time.perf_counter() - started
-                if url == gateway:
-                    cpu += cpu_seconds(pid) - cpu_before
     return Row(
         concurrency=concurrency,
         direct_p50_ms=percentile(times[direct], 50),
@@ -119,7 +115,6 @@ async def measure(direct: str, gateway: str, pid: int, *, requests: int, concurr
         gateway_p99_ms=percentile(times[gateway], 99),
         added_p50_ms=percentile(times[gateway], 50) - percentile(times[direct], 50),
         gateway_tokens_per_second=len(times[gateway]) * TOKENS / busy[gateway],
-        gateway_cpu_ms_per_request=cpu / len(times[gateway]) * 1000,
     )
 
 
@@ -145,7 +140,7 @@ def start_gateway(folder: Path, replica: str) -> tuple[subprocess.Popen[str], st
 
 
 def main() -> None:
-    options = parser(__doc__, plot=False)
+    options = parser(__doc__)
     options.add_argument("--requests", type=int, default=2000, help="requests per way and concurrency (default 2000)")
     options.add_argument("--concurrency", type=int, nargs="+", default=[1, 16], help="(default 1 16)")
     options.add_argument("--serve-fake", action="store_true", help=argparse.SUPPRESS)
@@ -165,7 +160,7 @@ def main() -> None:
         gateway, address = start_gateway(Path(folder), direct)
         try:
             rows = [
-                uvloop.run(measure(direct, address, gateway.pid, requests=args.requests, concurrency=concurrency))
+                uvloop.run(measure(direct, address, requests=args.requests, concurrency=concurrency))
                 for concurrency in args.concurrency
             ]
         finally:
@@ -177,13 +172,13 @@ def main() -> None:
             str(row.concurrency),
             *(f"{row.direct_p50_ms:.2f}", f"{row.direct_p99_ms:.2f}"),
             *(f"{row.gateway_p50_ms:.2f}", f"{row.gateway_p99_ms:.2f}", f"{row.added_p50_ms:.2f}"),
-            *(f"{row.gateway_tokens_per_second:,.0f}", f"{row.gateway_cpu_ms_per_request:.2f}"),
+            f"{row.gateway_tokens_per_second:,.0f}",
         ]
         for row in rows
     ]
     columns = ["concurrency", "direct p50 ms", "p99 ms", "gateway p50 ms", "p99 ms", "added p50 ms", "tokens/s"]
     notes = (f"aiohttp {aiohttp.__version__}, load average {os.getloadavg()[0]:.1f}", machine())
-    show_table("Time to first token", [*columns, "CPU ms per request"], lines, notes)
+    show_table("Time to first token", columns, lines, notes)
     save(args.json, [asdict(row) for row in rows])
 
 

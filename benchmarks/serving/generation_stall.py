@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.report import DEMO_MODEL, machine, parser, save, show_table, usable_cpus
-from benchmarks.serving.comparison.workloads import Workload, parse_workload
+from benchmarks.serving.comparison.client import Workload, parse_workload
 from benchmarks.serving.in_process import Clients, Load
 from benchmarks.serving.steps import Bench
 from quire_engine.engine import make_engine
@@ -30,7 +30,7 @@ class Result:
 
 
 def parse_arguments() -> argparse.Namespace:
-    options = parser(__doc__, plot=False)
+    options = parser(__doc__)
     options.add_argument("--model", type=Path, default=DEMO_MODEL, help="model folder (default: the demo model)")
     options.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors")
     options.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto")

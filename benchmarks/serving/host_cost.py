@@ -9,9 +9,8 @@ prefixes as in production. The cost must not depend on the queue's length; it ma
 import gc
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import thread_time
 
 import msgspec
@@ -128,22 +127,6 @@ def main() -> None:
         notes=[f"medians of {arguments.steps} steps, CPU time of the thread", report.machine()],
     )
     report.save(arguments.json, rows)
-    if arguments.plot:
-        draw(arguments.plot, rows)
-
-
-def draw(path: Path, rows: Sequence[dict[str, float]]) -> None:
-    figure = report.new_figure("Python in a decode step, CPU time", width=10)
-    axes = figure.subplots()
-    names = [f"{row['running']:,}\n{row['queued']:,} queued" for row in rows]
-    below = [0.0] * len(rows)
-    for part in PARTS:
-        axes.bar(names, [row[part] for row in rows], bottom=below, label=part)
-        below = [so_far + row[part] for so_far, row in zip(below, rows, strict=True)]
-    axes.tick_params(axis="x", labelsize="small")
-    axes.set(xlabel="running sequences", ylabel="milliseconds, median")
-    axes.legend(loc="upper left")
-    report.save_figure(path, figure)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.models.padded_model import write_padded_model
+from benchmarks.models.variants import write_padded_model
 from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, progress, save, show_table
 from benchmarks.serving.comparison.process_tree import ServerError, free_port, running
 from benchmarks.serving.comparison.turns import seconds_to_first_token
@@ -190,7 +190,7 @@ def compare(method: str, plain: tuple[list[Any], str], drafting: tuple[list[Any]
 
 
 def parse_arguments() -> argparse.Namespace:
-    options = parser(__doc__, plot=False)
+    options = parser(__doc__)
     options.add_argument("--requests", type=int, default=1000)
     options.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS))
     options.add_argument("--drafts", type=int, default=7, help="--spec-tokens (default 7)")

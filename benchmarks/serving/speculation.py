@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure speculation: tokens per second of decoding with it and without it, in one process.
 
-By prompt lookup, the model is a successor model (``benchmarks.models.successor_model``), so that the answers are known
+By prompt lookup, the model is a successor model (``benchmarks.models.variants``), so that the answers are known
 and are checked:
 
   copy     the answer repeats the prompt; nearly all drafts are accepted
@@ -11,7 +11,7 @@ and are checked:
 With a draft model, the models are the demo pair, and the prompts are questions that it knows:
 
   demo     the pair as it is; a step of the draft model costs nearly as much as one of the target
-  padded   a target with further layers of no effect (``benchmarks.models.padded_model``)
+  padded   a target with further layers of no effect (``benchmarks.models.variants``)
 
 Runs with and without speculation alternate; the ratio is the median over pairs of runs.
 """
@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 
-from benchmarks.models.shapes import SHAPES
-from benchmarks.models.successor_model import write_successor_model
+from benchmarks.models.random_model import SHAPES
+from benchmarks.models.variants import write_successor_model
 from benchmarks.report import machine, parser, save, show_table, usable_cpus
 from benchmarks.serving.draft_pairs import demo_pair
 from benchmarks.serving.steps import Bench
@@ -55,8 +55,6 @@ class Result:
     speculating_tokens_per_second: float
     ratio: float
     lowest_ratio: float
-    cpu_ratio: float
-    """The ratio of the tokens per CPU second of the process; other work on the machine changes it less."""
     tokens_per_step: float
     """The tokens that each sequence gains in a step with speculation."""
     accepted_share: float
@@ -69,7 +67,6 @@ class Result:
 class Run:
     answers: list[list[int]]
     tokens_per_second: float
-    tokens_per_cpu_second: float
     tokens_per_step: float
     accepted_share: float
 
@@ -155,7 +152,7 @@ def measure(
         step()
     counters = engine.counters
     before, steps = counters.generation_tokens, counters.steps
-    began, cpu_began = perf_counter(), process_time()
+    began = perf_counter()
     waiting = list(enumerate(more, start=len(prompts)))
     while engine.has_work:
         ended = step()
@@ -163,12 +160,11 @@ def measure(
             break
         for _ in range(ended if more else 0):
             add(*waiting.pop(0))
-    seconds, cpu_seconds = perf_counter() - began, process_time() - cpu_began
+    seconds = perf_counter() - began
     tokens = counters.generation_tokens - before
     return Run(
         answers=answers,
         tokens_per_second=tokens / seconds,
-        tokens_per_cpu_second=tokens / cpu_seconds,
         tokens_per_step=tokens / len(prompts) / max(1, counters.steps - steps),
         accepted_share=counters.accepted_tokens / max(1, counters.draft_tokens),
     )
@@ -191,7 +187,6 @@ def compare(kind: str, measure_plain: Callable[[], Run], measure_speculating: Ca
         speculating_tokens_per_second=statistics.median(run.tokens_per_second for run in speculating),
         ratio=statistics.median(ratios),
         lowest_ratio=min(ratios),
-        cpu_ratio=statistics.median(one.tokens_per_cpu_second / other.tokens_per_cpu_second for one, other in pairs),
         tokens_per_step=statistics.median(run.tokens_per_step for run in speculating),
         accepted_share=statistics.median(run.accepted_share for run in speculating),
     )
@@ -250,7 +245,7 @@ def compare_all(arguments: argparse.Namespace) -> Iterator[Result]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    options = parser(__doc__, plot=False)
+    options = parser(__doc__)
     options.add_argument("--shape", choices=tuple(SHAPES), default="50M", help="the model's shape (default 50M)")
     options.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 32])
     options.add_argument("--texts", choices=(*LOOKUP_TEXTS, *PAIR_TEXTS), nargs="+", default=list(LOOKUP_TEXTS))
@@ -284,7 +279,6 @@ def main() -> None:
             "speculating",
             "ratio",
             "lowest",
-            "CPU",
             "tokens/step",
             "accepted",
             "step",
@@ -297,7 +291,6 @@ def main() -> None:
                 f"{result.speculating_tokens_per_second:,.0f}",
                 f"{result.ratio:.2f}",
                 f"{result.lowest_ratio:.2f}",
-                f"{result.cpu_ratio:.2f}",
                 f"{result.tokens_per_step:.2f}",
                 f"{result.accepted_share:.0%}",
                 "" if result.step_ratio is None else f"{result.step_ratio:.1f}x",
@@ -306,7 +299,7 @@ def main() -> None:
         ],
         (
             f"dtype {arguments.dtype}, answers of {arguments.answer} tokens, {arguments.runs} pairs of runs",
-            "CPU: the ratio of tokens per CPU second; step: the time of a target's step over the draft model's",
+            "step: the time of a target's step over the draft model's",
             machine(),
         ),
     )

@@ -1,46 +1,41 @@
 #!/usr/bin/env python3
-"""Measure where a decode step's time goes, at several numbers of sequences, and how close it comes to its floor.
+"""Measure where a decode step's time goes, at several numbers of sequences.
 
     python -m benchmarks.serving.step_breakdown [--shape 135M | --model DIR] [--sequences 1 16 64] [--json FILE]
-        [--plot FILE.png]
 
-Every op is timed by probes in this process. Steps with probes and steps without alternate; figures are medians. The
-calls of the linear layers and the attention kernel of one step are also repeated alone between those steps. The floor
-is the hardware's: the step's arithmetic and bytes at the rates that ``machine_limits`` measures before them.
+Every op is timed by probes in this process. Steps with probes and steps without alternate; figures are medians.
 """
 
-import json
+import dataclasses
 import os
 import statistics
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any, cast
 
 import msgspec
 import zmq
 
-from benchmarks.models.shapes import SHAPES, model_folder
+from benchmarks.models.random_model import SHAPES, model_folder
 from benchmarks.report import (
     DEMO_MODEL,
     at_least_one,
     machine,
-    new_figure,
     parser,
     progress,
     save,
-    save_figure,
     show_table,
     usable_cpus,
 )
-from benchmarks.serving.comparison.floor import Limits, ModelSizes, decode_step_seconds, measured_limits, sizes_of
-from benchmarks.serving.comparison.levels import highest_level
-from benchmarks.serving.probes import Call, Probes
 from benchmarks.serving.steps import Bench
 from quire_engine.core.batch import StepOutput
+from quire_engine.core.ports import LoadedModel
 from quire_engine.engine import Engine
 from quire_engine.ipc.channel import Channel
 from quire_engine.ipc.messages import FromEngine
@@ -54,6 +49,77 @@ _WARM_UP_STEPS = 5
 _KV_CACHE_BYTES = 2**30
 
 
+OP_PARTS = {
+    "linear": "linear",
+    "paged_attention": "attention",
+    "store_kv": "store keys, values",
+    "rms_norm": "norms",
+    "silu_and_mul": "activation",
+    "gelu_tanh_and_mul": "activation",
+}
+"""The part to which a function belongs; a function that is not listed is a separate part."""
+
+
+class Probes:
+    """The seconds of each part since ``clear``, while ``attached``. An op that calls other ops includes their time."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._runner = cast(Any, model.runner)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._inside = False
+
+    def clear(self) -> None:
+        self._seconds.clear()
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        return dict(self._seconds)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        from quire_engine.model import layers
+
+        plain_model = self._runner._model
+        plain_ops = {
+            name: value
+            for name, value in vars(layers).items()
+            if callable(value) and not isinstance(value, type) and value.__module__.startswith("quire_kernels.")
+        }
+        try:
+            for name, op in plain_ops.items():
+                setattr(layers, name, self._timed(OP_PARTS.get(name, name), op))
+            self._runner._model = with_linears(plain_model, lambda linear: self._timed("linear", linear))
+            yield
+        finally:
+            self._runner._model = plain_model
+            for name, op in plain_ops.items():
+                setattr(layers, name, op)
+
+    def _timed(self, part: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return op(*args, **kwargs)
+            self._inside = True
+            began = perf_counter()
+            try:
+                return op(*args, **kwargs)
+            finally:
+                self._seconds[part] += perf_counter() - began
+                self._inside = False
+
+        return timed
+
+
+def with_linears(node: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """Return the same stack of layers with every linear layer changed."""
+    if isinstance(node, tuple):
+        return tuple(with_linears(item, change) for item in node)
+    if type(node).__module__ == "quire_engine.model.layers":
+        parts = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
+        return dataclasses.replace(node, **{name: with_linears(part, change) for name, part in parts.items()})
+    return change(node) if callable(node) else node
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """The time of a decode step and of its parts."""
@@ -63,20 +129,10 @@ class Breakdown:
     """Time of a step without probes, including sending its outputs."""
     parts: dict[str, float]
     """Seconds of each part of a step with probes."""
-    linear_alone: float
-    attention_alone: float
-    """Time of one step's calls repeated alone."""
-    floor: float
-    """Time of the step's arithmetic and bytes at the hardware's own rates."""
     receive_seconds: float
     """Time that the API process takes to receive and decode a step's message."""
     bytes_per_token: float
     """Size of that message per token."""
-
-    @property
-    def share_of_floor(self) -> float:
-        """Return the speed of a step as a share of the floor's speed."""
-        return self.floor / self.step_seconds
 
     def share(self, part: str) -> float:
         """Return a part's share of the sum of all parts, since the probes take time themselves."""
@@ -114,21 +170,16 @@ class _Wire:
         self._context.term()
 
 
-def break_down(
-    bench: Bench, sizes: ModelSizes, limits: Limits, *, sequences: int, context: int, rounds: int, steps: int
-) -> Breakdown:
+def break_down(bench: Bench, *, sequences: int, context: int, rounds: int, steps: int) -> Breakdown:
     """Run ``rounds`` of ``steps`` steps of each kind over ``sequences`` of at least ``context`` tokens."""
     engine = bench.decoding(sequences, context, _WARM_UP_STEPS + 2 * rounds * steps + 1)
     probes = Probes(bench.model)
     plain: list[float] = []
     probed: list[dict[str, float]] = []
-    alone: dict[str, list[float]] = {"linear": [], "attention": []}
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:
         wire = _Wire(folder)
         try:
             for _ in range(_WARM_UP_STEPS):
-                _step(engine)
-            with probes.attached(), probes.recording() as calls:
                 _step(engine)
             for _ in range(rounds):
                 for _ in range(steps):
@@ -137,9 +188,6 @@ def break_down(
                     plain.append(perf_counter() - began + wire.send(step))
                 with probes.attached():
                     probed += [_probed_step(engine, probes, wire) for _ in range(steps)]
-                for _ in range(steps):
-                    for part, times in alone.items():
-                        times.append(_seconds(calls[part]))
         finally:
             wire.close()
     names = dict.fromkeys(name for step in probed for name in step)
@@ -147,11 +195,6 @@ def break_down(
         sequences=sequences,
         step_seconds=statistics.median(plain),
         parts={name: statistics.median(step.get(name, 0.0) for step in probed) for name in names},
-        linear_alone=statistics.median(alone["linear"]),
-        attention_alone=statistics.median(alone["attention"]),
-        floor=decode_step_seconds(
-            sizes, limits, sequences=sequences, context_tokens=sequences * (context + rounds * steps)
-        ),
         receive_seconds=statistics.median(wire.receive_seconds),
         bytes_per_token=wire.bytes / (2 * rounds * steps * sequences),
     )
@@ -179,16 +222,6 @@ def _probed_step(engine: Engine, probes: Probes, wire: _Wire) -> dict[str, float
     }
 
 
-def _seconds(calls: Sequence[Call]) -> float:
-    import torch
-
-    with torch.inference_mode():
-        began = perf_counter()
-        for call in calls:
-            call()
-        return perf_counter() - began
-
-
 def part_names(breakdowns: Sequence[Breakdown]) -> list[str]:
     """Return the parts that were found: the known ops, other ops, then the host's work."""
     found = {name for breakdown in breakdowns for name in breakdown.parts}
@@ -206,33 +239,9 @@ def table(breakdowns: Sequence[Breakdown]) -> list[list[str]]:
         for name in part_names(breakdowns)
     ]
     rows.append(["step without probes", *(milliseconds(one.step_seconds) for one in breakdowns)])
-    rows.append(["linear layers alone", *(milliseconds(one.linear_alone) for one in breakdowns)])
-    rows.append(["attention alone", *(milliseconds(one.attention_alone) for one in breakdowns)])
-    rows.append(["floor of the hardware", *(milliseconds(one.floor) for one in breakdowns)])
-    rows.append(["share of the floor's speed", *(f"{one.share_of_floor:.0%}" for one in breakdowns)])
     rows.append(["IPC: bytes per token", *(f"{one.bytes_per_token:.1f}" for one in breakdowns)])
     rows.append(["API process: receive, decode", *(milliseconds(one.receive_seconds) for one in breakdowns)])
     return rows
-
-
-def plot(file: Path, title: str, breakdowns: Sequence[Breakdown]) -> None:
-    """Plot the shares of a step, with the floor as a line."""
-    figure = new_figure(title, width=9)
-    axes = figure.subplots()
-    labels = [f"{one.sequences}: {one.step_seconds * 1e3:.1f} ms" for one in breakdowns]
-    base = [0.0] * len(breakdowns)
-    colours = [f"C{number}" for number in range(10)] + ["0.4", "0.7", "k"]
-    for name, colour in zip(part_names(breakdowns), colours, strict=False):
-        shares = [100 * one.share(name) for one in breakdowns]
-        axes.bar(labels, shares, 0.5, bottom=base, label=name, color=colour)
-        base = [low + share for low, share in zip(base, shares, strict=True)]
-    for place, one in enumerate(breakdowns):
-        level = 100 * one.floor / sum(one.parts.values())
-        axes.plot([place - 0.3, place + 0.3], [level, level], "k--", label="" if place else "floor")
-    axes.set(xlabel="sequences that decode: time of a step", ylabel="% of the step")
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], names[::-1], loc="outside right upper", fontsize=8)
-    save_figure(file, figure)
 
 
 def parse_arguments() -> Namespace:
@@ -259,20 +268,14 @@ def main() -> None:
         bench = Bench(
             folder, threads=arguments.threads, dtype=arguments.dtype, dummy=dummy, kv_cache_bytes=_KV_CACHE_BYTES
         )
-        sizes = sizes_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        limits = measured_limits(highest_level(), arguments.threads)
         counts = {name: getattr(arguments, name) for name in ("context", "rounds", "steps")}
-        breakdowns = [
-            break_down(bench, sizes, limits, sequences=count, **counts) for count in bar.track(arguments.sequences)
-        ]
+        breakdowns = [break_down(bench, sequences=count, **counts) for count in bar.track(arguments.sequences)]
     name = arguments.shape if given is None else given.name
     title = f"A decode step of {name}, {arguments.context} tokens of context, {arguments.threads} threads"
     columns = ("", *(f"{number} sequences" if number > 1 else "1 sequence" for number in arguments.sequences))
     notes = ("A share is of the sum of the parts, because the probes take time themselves.", machine())
     show_table(title, columns, table(breakdowns), notes)
-    save(arguments.json, [asdict(one) | {"share_of_floor": one.share_of_floor} for one in breakdowns])
-    if arguments.plot:
-        plot(arguments.plot, title, breakdowns)
+    save(arguments.json, [asdict(one) for one in breakdowns])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from time import perf_counter, process_time
 
 from quire_engine.config import (
@@ -20,7 +19,6 @@ from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
-from quire_engine.grammar.spec import Vocabulary
 
 MAX_BATCHED_TOKENS = 2048
 
@@ -63,28 +61,10 @@ class Bench:
         )
         self.model: LoadedModel = load_model(self.config)
 
-    def decoding(
-        self,
-        batch: int,
-        context: int,
-        steps: int,
-        *,
-        grammar: str | None = None,
-        vocabulary: Vocabulary | None = None,
-    ) -> Engine:
-        """Return an engine whose sequences have ``steps`` decode steps left.
-
-        There are ``batch`` sequences of about ``context`` tokens, which follow the grammar if there is one.
-        """
+    def decoding(self, batch: int, context: int, steps: int) -> Engine:
+        """Return an engine with ``batch`` sequences of about ``context`` tokens and ``steps`` decode steps left."""
         engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
-        if vocabulary is not None:
-            engine.set_vocabulary(vocabulary)
-        compiled = Event()
-        engine.on_prepared(compiled.set)
-        self._submit(engine, batch, context, steps + 1, grammar)
-        if grammar is not None:
-            compiled.wait()
-            engine.add_prepared()
+        self._submit(engine, batch, context, steps + 1)
         while (now := engine.gauges()).num_running < batch or now.queued_tokens or now.prefilling_tokens:
             engine.step()
         return engine
@@ -98,9 +78,9 @@ class Bench:
             engine.step()
         return StepTime(wall_seconds=perf_counter() - began, cpu_seconds=process_time() - began_cpu)
 
-    def _submit(self, engine: Engine, count: int, length: int, max_tokens: int, grammar: str | None = None) -> None:
+    def _submit(self, engine: Engine, count: int, length: int, max_tokens: int) -> None:
         chance = random.Random(1)
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         for key in range(count):
             prompt = [chance.randrange(self.model.vocab_size // 2) for _ in range(length)]
             refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=key))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.canary.judgement import KINDS, Kind, row, simulate
+from benchmarks.operator.canary_judgement import KINDS, Kind, row, simulate
 
 RUNS = {"same": 200, "1 error in 100": 200}
 

@@ -10,7 +10,7 @@ import pytest
 from quire_kernels.dispatch import INTERPRETED
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("benchmarks.kernels.run", "benchmarks.kernels.tune", "benchmarks.serving.on_device")
+COMMANDS = ("benchmarks.kernels.run", "benchmarks.serving.on_device")
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,6 @@ tl = triton.language
 
 from gpu_stand_in import Launched, LaunchError, StandIn, standing_in  # noqa: E402
 
-from quire_kernels.rms_norm import rms_norm  # noqa: E402
-from quire_kernels.triton_runtime import config  # noqa: E402
-from quire_kernels.triton_runtime.config import LaunchConfig  # noqa: E402
 from quire_kernels.triton_runtime.debug import kernel  # noqa: E402
 from quire_kernels.triton_runtime.launch import Launch  # noqa: E402
 
@@ -96,19 +93,3 @@ def test_launch_uses_the_current_stream(stand_in: StandIn) -> None:
         stand_in.current_stream = lambda stream=stream: stream  # type: ignore[misc]
         launch((1,), *ARGUMENTS["all aligned"])
     assert [launched.stream for launched in seen] == [5, 9]
-
-
-def test_an_override_of_the_tuner_replaces_cached_launches(stand_in: StandIn) -> None:
-    seen: list[Launched] = []
-    stand_in.observe = seen.append
-    x, weight = torch.zeros(4, 256), torch.zeros(256)
-    rms_norm(x, weight, 1e-6)
-    other = LaunchConfig(num_warps=2 if seen[0].num_warps != 2 else 1, num_stages=1, blocks={"ROWS": 4})
-    with config.recorded() as recorded:
-        rms_norm(x, weight, 1e-6)
-    assert recorded == {("rms_norm.norm", "block=256")}
-    with config.override("rms_norm.norm", "block=256", other):
-        rms_norm(x, weight, 1e-6)
-    rms_norm(x, weight, 1e-6)
-    assert [launched.num_warps for launched in seen] == [seen[0].num_warps] * 2 + [other.num_warps, seen[0].num_warps]
-    assert seen[2].grid == (1, 1, 1)

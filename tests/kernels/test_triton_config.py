@@ -97,15 +97,6 @@ def test_user_folder_takes_precedence_over_the_package(tmp_path: Path, monkeypat
     assert config_for("op.forward", Target(90, "NVIDIA H200"), "default").blocks["BLOCK"] == 2
 
 
-def test_tuner_can_override_and_record_configurations() -> None:
-    tried = config.launch_config(flat(64, warps=1))
-    with config.recorded() as asked, config.override("op.forward", "wide", tried):
-        assert config_for("op.forward", Target(90), "wide") == tried
-        assert config_for("op.forward", Target(90)).blocks["BLOCK"] == 2
-    assert asked == {("op.forward", "wide"), ("op.forward", "default")}
-    assert config_for("op.forward", Target(90), "wide").blocks["BLOCK"] == 4
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [

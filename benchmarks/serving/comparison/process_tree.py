@@ -60,25 +60,10 @@ class ProcessTree:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n  ".join(lines[-_LAST_LINES:])
 
-    def wait(self, seconds: float) -> int:
-        """Wait until the command ends by itself, and return its status. Raise ServerError if it takes longer."""
-        try:
-            return self._child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise ServerError(f"it was not done within {seconds:.0f} s; its log: {self.log}") from None
-
-    def pause(self) -> None:
-        """Stop all processes of the session temporarily; they keep their memory and use no CPU."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
     def stop(self) -> None:
         """End every process of the session: by SIGTERM first, then by SIGKILL."""
         self._over.set()
         self._watcher.join()
-        self.resume()
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_STOP_SECONDS)

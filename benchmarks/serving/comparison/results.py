@@ -1,14 +1,16 @@
-"""The results of all turns: medians, ratios of quire to its peers, and whether they meet the goals. Pure."""
+"""The results of all turns: medians, and ratios of quire to its peers."""
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from benchmarks.serving.comparison.workloads import Workload
-from quire_engine.cpu.limits import CpuLevel
+from rich.console import Console
+from rich.table import Table
 
-Family = Literal["quire", "quire-int8", "vllm", "llama.cpp", "transformers"]
+from benchmarks.serving.comparison.client import Workload
+
+Family = Literal["quire", "quire-int8", "vllm", "llama.cpp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +59,6 @@ class Row:
     peak_rss_bytes: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One goal: the value found, and the required one. If ``at_least`` is False, it is an upper bound."""
-
-    what: str
-    found: float
-    goal: float
-    at_least: bool = True
-
-    @property
-    def met(self) -> bool:
-        return self.found >= self.goal if self.at_least else self.found <= self.goal
-
-
 def rows(turns: Sequence[Turn]) -> list[Row]:
     """Return the rows in the order in which servers and workloads first occurred."""
     found: dict[tuple[str, Workload], list[tuple[Turn, Measured]]] = {}
@@ -117,77 +105,51 @@ def run_ratios(turns: Sequence[Turn], ours: str, theirs: str, workload: Workload
     return [both[ours] / both[theirs] for both in by_run.values() if ours in both and theirs in both and both[theirs]]
 
 
-def vllm_goal(workload: Workload, *, level: CpuLevel) -> float:
-    """Return the goal for total tokens per second over vLLM's: less if vLLM is itself near the floor."""
-    if workload == Workload(input_tokens=256, output_tokens=64, concurrency=16):
-        return 1.1
-    if level == "amx" and workload == Workload(input_tokens=1024, output_tokens=128, concurrency=8):
-        return 2.5
-    return 1.3
-
-
-LLAMA_CPP_GOAL, INT8_GOAL, START_GOAL = 2.0, 1.8, 0.2
-
-
-def verdicts(turns: Sequence[Turn], *, level: CpuLevel, ours: str = "quire") -> list[Verdict]:
-    """Return every goal to which these turns apply."""
-    table = rows(turns)
-    found: list[Verdict] = []
-    for row in (each for each in table if each.server == ours):
-        for peer in (each for each in table if each.workload == row.workload and each.family in ("vllm", "llama.cpp")):
-            found += _against(turns, row, peer, level=level)
-    found += _int8(turns, table)
-    found += _starts(table, ours)
-    return found
-
-
-def _against(turns: Sequence[Turn], row: Row, peer: Row, *, level: CpuLevel) -> list[Verdict]:
-    goal = LLAMA_CPP_GOAL if peer.family == "llama.cpp" else vllm_goal(row.workload, level=level)
-    name = f"{row.workload}: {{}} over {peer.server}"
-    ratios = run_ratios(turns, row.server, peer.server, row.workload)
-    found = [Verdict(what=name.format("total tokens/s"), found=statistics.median(ratios), goal=goal)] if ratios else []
-    for what, own, other in (
-        ("TTFT", row.ttft_seconds, peer.ttft_seconds),
-        ("ITL", row.itl_seconds, peer.itl_seconds),
-    ):
-        if own and other:
-            found.append(Verdict(what=name.format(what), found=own / other, goal=1.0, at_least=False))
-    return found
-
-
-def _int8(turns: Sequence[Turn], table: Sequence[Row]) -> list[Verdict]:
-    """Compare with the fastest of vLLM's variants on each workload."""
-    found = []
-    for row in (each for each in table if each.family == "quire-int8"):
-        rivals = [each for each in table if each.family == "vllm" and each.workload == row.workload]
-        if not rivals:
-            continue
-        best = max(rivals, key=lambda each: each.total_tokens_per_second)
-        if ratios := run_ratios(turns, row.server, best.server, row.workload):
-            what = f"{row.workload}: total tokens/s with int8 over {best.server}"
-            found.append(Verdict(what=what, found=statistics.median(ratios), goal=INT8_GOAL))
-    return found
-
-
-def _starts(table: Sequence[Row], ours: str) -> list[Verdict]:
-    starts = {row.server: row.start_seconds for row in table if row.start_seconds}
-    peers = {row.server for row in table if row.family == "vllm" and row.server in starts}
-    if ours not in starts:
-        return []
-    return [
-        Verdict(
-            what=f"start to first token over {peer}",
-            found=(starts[ours] or 0.0) / (starts[peer] or 1.0),
-            goal=START_GOAL,
-            at_least=False,
-        )
-        for peer in sorted(peers)
-    ]
-
-
 def as_document(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return plain values for JSON, with workloads as they are written on the command line."""
     return [
         asdict(turn) | {"measured": [asdict(m) | {"workload": str(m.workload)} for m in turn.measured]}
         for turn in turns
     ]
+
+
+# --- the report ---
+
+
+def show(console: Console, turns: Sequence[Turn], *, title: str) -> None:
+    table = rows(turns)
+    console.print(_medians(turns, table, title))
+    for turn in turns:
+        if turn.problem is not None:
+            console.print(f"{turn.server}, run {turn.run}: {turn.problem}", style="red", markup=False, highlight=False)
+
+
+def _medians(turns: Sequence[Turn], table: Sequence[Row], title: str) -> Table:
+    shown = Table(title=title, title_justify="left", show_edge=False)
+    shown.add_column("in/out@at a time")
+    shown.add_column("server")
+    columns = ("total tok/s", "least–most", "out tok/s", "TTFT ms", "ITL ms", "TPOT ms", "start s", "peak MiB")
+    for column in (*columns, "quire is"):
+        shown.add_column(column, justify="right")
+    for workload in dict.fromkeys(row.workload for row in table):
+        together = [row for row in table if row.workload == workload]
+        for row in together:
+            ratios = run_ratios(turns, "quire", row.server, workload) if row.server != "quire" else []
+            ratio = f"{sorted(ratios)[len(ratios) // 2]:.2f}×" if ratios else ""
+            shown.add_row(
+                str(workload) if row is together[0] else "",
+                row.server,
+                f"{row.total_tokens_per_second:,.0f}",
+                f"{row.spread[0]:,.0f}–{row.spread[1]:,.0f}" if row.runs > 1 else "",
+                f"{row.output_tokens_per_second:,.0f}",
+                *(_milliseconds(value) for value in (row.ttft_seconds, row.itl_seconds, row.tpot_seconds)),
+                "" if row.start_seconds is None else f"{row.start_seconds:.1f}",
+                "" if row.peak_rss_bytes is None else f"{row.peak_rss_bytes / 2**20:,.0f}",
+                ratio,
+                end_section=row is together[-1],
+            )
+    return shown
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.1f}"

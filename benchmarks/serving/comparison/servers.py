@@ -4,11 +4,9 @@ Every server gets the same model folder and every usable CPU, and runs without a
 a peer is installed; benchmarks/peers knows how to install it.
 """
 
-import functools
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +15,13 @@ from pathlib import Path
 
 from benchmarks.peers.install_llama_cpp import SERVER, SOURCE, level_library
 from benchmarks.peers.install_vllm import TCMALLOC_FOLDER
-from benchmarks.peers.peer_catalogue import LLAMA_CPP, TRANSFORMERS, VLLM, VLLM_ZEN
+from benchmarks.peers.peer_catalogue import LLAMA_CPP, VLLM
 from benchmarks.peers.peer_environments import Peer, peers_folder
 from benchmarks.report import usable_cpus
+from benchmarks.serving.comparison.client import Workload
 from benchmarks.serving.comparison.levels import library_variables
 from benchmarks.serving.comparison.process_tree import free_port
 from benchmarks.serving.comparison.results import Family
-from benchmarks.serving.comparison.workloads import Workload
 from quire_engine.cpu.limits import CpuLevel
 
 PEERS = Path(__file__).resolve().parents[2] / "peers"
@@ -56,17 +54,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUnderTest:
-    """A server under test. ``launches`` starts servers; ``batches``, for transformers, uses prompts in a file instead.
-
-    ``missing`` is the reason why it cannot take part here, or None.
-    """
+    """A server under test. ``missing`` returns the reason why it cannot take part here, or None."""
 
     name: str
     family: Family
     what: str
     missing: Callable[[], str | None]
-    launches: Callable[[Setting], list[Launch]] | None = None
-    batches: str | None = None
+    launches: Callable[[Setting], list[Launch]]
 
 
 def servers_under_test() -> dict[str, ServerUnderTest]:
@@ -74,39 +68,13 @@ def servers_under_test() -> dict[str, ServerUnderTest]:
     everyone = [
         _quire("quire", "quire", "16-bit weights where the CPU is fast with them, else float32", "--dtype", "auto"),
         _quire("quire-f32", "quire", "float32 weights", "--dtype", "float32"),
-        ServerUnderTest(
-            name="quire-int8",
-            family="quire-int8",
-            what="8-bit weights",
-            missing=lambda: None if int8_flags(_engine_help()) else "this quire-engine has no flag for int8",
-            launches=lambda setting: _launch_quire(setting, *int8_flags(_engine_help())),
-        ),
+        _quire("quire-int8", "quire-int8", "8-bit weights", "--quantization", "int8"),
         _vllm("vllm", VLLM, "bfloat16"),
         _vllm("vllm-f32", VLLM, "float32"),
-        _vllm("vllm-zen", VLLM_ZEN, "bfloat16"),
         _llama_cpp("llama.cpp", "f16"),
-        _llama_cpp("llama.cpp-bf16", "bf16"),
-        _llama_cpp("llama.cpp-f32", "f32"),
         _llama_cpp("llama.cpp-q8_0", "q8_0"),
-        _transformers("transformers-static", "static", "generate, one batch at a time"),
-        _transformers("transformers-continuous", "continuous", "generate_batch"),
     ]
     return {server.name: server for server in everyone}
-
-
-def int8_flags(help_text: str) -> tuple[str, ...]:
-    """Return the flags for 8-bit weights from quire-engine's own help; empty if it has none."""
-    for flag in ("--quantization", "--weights", "--weight-dtype"):
-        choices = re.search(rf"^\s*{flag}\s+\{{([^}}]*)\}}", help_text, flags=re.MULTILINE)
-        if choices and "int8" in choices[1].split(","):
-            return (flag, "int8")
-    return ()
-
-
-@functools.cache
-def _engine_help() -> str:
-    command = [sys.executable, "-m", "quire_engine", "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _quire(name: str, family: Family, what: str, *flags: str) -> ServerUnderTest:
@@ -139,8 +107,8 @@ def _vllm(name: str, peer: Peer, dtype: str) -> ServerUnderTest:
     return ServerUnderTest(
         name=name,
         family="vllm",
-        what=f"vLLM {peer.version} {dtype}{', zentorch' if peer is VLLM_ZEN else ''}",
-        missing=lambda: _not_installed(peer, "install_vllm zen" if peer is VLLM_ZEN else "install_vllm"),
+        what=f"vLLM {peer.version} {dtype}",
+        missing=lambda: _not_installed(peer, "install_vllm"),
         launches=launches,
     )
 
@@ -219,21 +187,6 @@ def gguf(model: Path, outtype: str, say: Callable[[str], None]) -> Path:
         subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
         unfinished.rename(made)
     return made
-
-
-def _transformers(name: str, mode: str, what: str) -> ServerUnderTest:
-    return ServerUnderTest(
-        name=name,
-        family="transformers",
-        what=f"transformers {TRANSFORMERS.version}, {what}",
-        missing=lambda: _not_installed(TRANSFORMERS, "install_transformers"),
-        batches=mode,
-    )
-
-
-def batch_command(mode: str, model: Path, prompts: Path, results: Path) -> tuple[str, ...]:
-    script = str(PEERS / "transformers_generate.py")
-    return (str(TRANSFORMERS.python), script, str(model), str(prompts), str(results), "--mode", mode)
 
 
 def _not_installed(peer: Peer, script: str) -> str | None:

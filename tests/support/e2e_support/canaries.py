@@ -1,6 +1,6 @@
 """Changed specs that are tried as canaries, and what the status says about one.
 
-The faults are those of ``benchmarks/canary/faults``: a ConfigMap has the file, and the changed spec mounts it.
+The faults are those of ``canary_faults``: a ConfigMap has the file, and the changed spec mounts it.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.canary.faults import sitecustomize
+from e2e_support import canary_faults
 from e2e_support.kube import namespaced
 from e2e_support.space import LLMDeployment, Space
 
@@ -22,7 +22,7 @@ ERROR_RATE: Final = "ErrorRate"
 
 def provide_faults(space: Space) -> None:
     """Create the ConfigMap that ``with_fault`` mounts."""
-    text = Path(sitecustomize.__file__).read_text()
+    text = Path(canary_faults.__file__).read_text()
     space.kube.create(namespaced(space.name, "configmaps"), {"metadata": {"name": _CONFIG_MAP}, "data": {_FILE: text}})
 
 

@@ -9,7 +9,7 @@ from quire_engine.ipc.process import compute_environment
 
 def measure() -> dict[str, dict[str, float]]:
     """Return the measures by kind, as in ``bounds.ALLOWED``."""
-    from benchmarks.models.shapes import SHAPES
+    from benchmarks.models.random_model import SHAPES
     from quire_guard.ratios import measured_ratios
     from quire_guard.scenarios import bench_of, memory_amounts, scheduler_counts, step_counts
     from quire_guard.served import served_counts

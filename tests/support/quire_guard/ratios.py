@@ -8,8 +8,7 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-from benchmarks.models.random_model import LlamaShape
-from benchmarks.models.shapes import SHAPES
+from benchmarks.models.random_model import SHAPES, LlamaShape
 from benchmarks.serving.steps import Bench
 from quire_guard.scenarios import scheduler_steps
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from benchmarks.models.random_model import LlamaShape
-from benchmarks.models.shapes import model_folder
+from benchmarks.models.random_model import LlamaShape, model_folder
 from benchmarks.serving.steps import Bench
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout

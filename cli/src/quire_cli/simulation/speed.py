@@ -13,7 +13,6 @@ from pathlib import Path
 
 from quire_cli.errors import FileProblem, SimulationProblem
 from quire_cli.simulation.engine import EngineModel
-from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.engine import PrefixCaching
@@ -77,24 +76,16 @@ class Speed:
 
     def or_else(self, other: "Speed") -> "Speed":
         """With the other's figures where this has none."""
-        return Speed(
-            **{
-                field.name: getattr(other, field.name)
-                if getattr(self, field.name) is None
-                else getattr(self, field.name)
-                for field in fields(self)
-            }
-        )
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(other, **{name: value for name, value in known.items() if value is not None})
 
 
 def learned(status: Mapping[str, object]) -> Speed | None:
     """Return the figures of ``status.capacity``, or None if they are incomplete."""
     record = scaling_record({"autoscaling": {}, "capacity": status.get("capacity")})
     rates = None if record is None else record.rates
-    return None if rates is None else _of_rates(rates)
-
-
-def _of_rates(rates: Rates) -> Speed:
+    if rates is None:
+        return None
     return Speed(
         prefill_tokens_per_second=rates.prefill_tokens_per_second or inf,
         step_seconds=rates.step_seconds,
@@ -133,20 +124,14 @@ def read_calibration(path: Path) -> Speed:
     except ValueError as error:
         raise FileProblem(f"the calibration file {path} is not JSON: {error}") from error
     known = {field.name for field in fields(Speed)}
+    hint = f"known keys: {', '.join(sorted(known))}"
     if not isinstance(body, Mapping):
-        raise FileProblem(
-            f"the calibration file {path} is not a JSON object", hint=f"expected keys: {', '.join(sorted(known))}"
-        )
+        raise FileProblem(f"the calibration file {path} is not a JSON object", hint=hint)
     problems = [f'"{key}" is not known' for key in body if key not in known]
-    problems += [
-        f'"{key}" must be a number > 0, got {json.dumps(value)}'
-        for key, value in body.items()
-        if not _is_good(key, value)
-    ]
+    bad = [(key, value) for key, value in body.items() if not _is_good(key, value)]
+    problems += [f'"{key}" must be a number > 0, got {json.dumps(value)}' for key, value in bad]
     if problems:
-        raise FileProblem(
-            f"the calibration file {path} is invalid", details=problems, hint=f"known keys: {', '.join(sorted(known))}"
-        )
+        raise FileProblem(f"the calibration file {path} is invalid", details=problems, hint=hint)
     whole = {key: int(body[key]) for key in ("kv_tokens", "max_model_length") if key in body}
     return Speed(**{**body, **whole})
 

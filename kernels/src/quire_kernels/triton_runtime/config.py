@@ -1,24 +1,23 @@
 """Warps, stages and block sizes of every kernel, from tables; no kernel is tuned at run time.
 
-``configs/<op>.json`` contains an op's defaults by family of GPUs. ``configs/devices/<device>.json`` contains what
-``benchmarks/kernels/tune.py`` measured on one device, and takes precedence. ``QUIRE_KERNEL_CONFIGS`` names a folder
-with further device files, which take precedence over the package's. An op's file:
+``configs/<op>.json`` contains an op's defaults by family of GPUs. ``configs/devices/<device>.json`` contains what was
+measured on one device, and takes precedence. ``QUIRE_KERNEL_CONFIGS`` names a folder with further device files, which
+take precedence over the package's. An op's file:
 
     {"decode": {"space":   {"BLOCK_N": [16, 32, 64], "num_warps": [2, 4], "num_stages": [1, 2, 3]},
                 "configs": {"default":      {"any":   {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
                                              "sm_90": {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}},
                             "head_dim=256": {"any":   {"BLOCK_N": 16, "num_warps": 4, "num_stages": 2}}}}}
 
-``space`` names the kernel's parameters and the values for the tuner; every configuration has exactly these parameters.
+``space`` names the kernel's parameters and the values worth trying; every configuration has exactly these parameters.
 A device's file contains ``{"device": …, "capability": …, "kernels": {"<op>.<kernel>": {key: configuration}}}``.
 """
 
-import contextlib
 import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -87,58 +86,25 @@ def config_for(kernel: str, target: Target, key: str = DEFAULT) -> LaunchConfig:
     found = _known.get(asked)
     if found is None:
         found = _known[asked] = _look_up(kernel, target, key)
-    if _recorder is not None:
-        _recorder.add((kernel, key))
-    return _overrides.get((kernel, key), found) if _overrides else found
+    return found
 
 
 _known: dict[tuple[str, Target, str], LaunchConfig] = {}
 _listeners: list[Callable[[], None]] = []
-# Only the tuner sets these two.
-_overrides: dict[tuple[str, str], LaunchConfig] = {}
-_recorder: set[tuple[str, str]] | None = None
 
 
 def forget() -> None:
-    """Read the tables again; for the tuner, which writes one, and for tests."""
+    """Read the tables again; for tests."""
     _known.clear()
     op_tables.cache_clear()
     _device_configs.cache_clear()
-    _changed()
-
-
-def on_change(listener: Callable[[], None]) -> None:
-    """Call ``listener`` whenever ``config_for`` may return another result, or must be called to be recorded."""
-    _listeners.append(listener)
-
-
-def _changed() -> None:
     for listener in _listeners:
         listener()
 
 
-@contextlib.contextmanager
-def override(kernel: str, key: str, config: LaunchConfig) -> Iterator[None]:
-    """Launch ``kernel`` with this configuration for ``key`` within the block: for the tuner and for tests."""
-    _overrides[kernel, key] = config
-    _changed()
-    try:
-        yield
-    finally:
-        del _overrides[kernel, key]
-        _changed()
-
-
-@contextlib.contextmanager
-def recorded() -> Iterator[set[tuple[str, str]]]:
-    """Collect each (kernel, key) that is looked up within the block."""
-    global _recorder
-    before, _recorder = _recorder, set()
-    _changed()
-    try:
-        yield _recorder
-    finally:
-        _recorder = before
+def on_change(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever ``config_for`` may return another result."""
+    _listeners.append(listener)
 
 
 def _look_up(kernel: str, target: Target, key: str) -> LaunchConfig:

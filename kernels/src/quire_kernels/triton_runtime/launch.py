@@ -103,7 +103,7 @@ class Launch:
 
 
 def launches(make: Callable[_P, _Launches]) -> Callable[_P, _Launches]:
-    """Cache the launches that ``make`` returns, by its arguments, until the tuner changes a configuration."""
+    """Cache the launches that ``make`` returns, by its arguments, until a configuration changes."""
     cached = functools.cache(make)
     config.on_change(cached.cache_clear)
     return cached  # type: ignore[return-value]  # functools types the arguments as hashable objects

@@ -1,4 +1,4 @@
-"""The constants of the autoscaling policy: chosen by ``benchmarks/autoscaling/tune.py`` on production traces.
+"""The constants of the autoscaling policy: chosen by random trials on production traces (docs/autoscaling.md).
 
 They are the same for all LLMDeployments; ``spec.autoscaling`` has what users may change. Pure.
 """

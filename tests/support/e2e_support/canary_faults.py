@@ -1,6 +1,6 @@
 """Faults of an engine for canaries that must be rolled back. Python imports this module when it starts.
 
-    PYTHONPATH=benchmarks/canary/faults CANARY_FAULT=errors quire-engine …
+    CANARY_FAULT=errors quire-engine …    # with this file as sitecustomize.py on the PYTHONPATH
 
 ``errors`` answers every hundredth request with status 500, ``layer`` multiplies the weights of one decoder layer by
 1.5, and ``leak`` keeps 8 MiB for every request. The pods of the end-to-end scenario of canaries mount this

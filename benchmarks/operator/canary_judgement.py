@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Simulate canaries with the operator's own judgement and state machine, and count false alarms and missed ones.
 
-    python -m benchmarks.canary.judgement --runs 200 --json out/canary.json
+    python -m benchmarks.operator.canary_judgement --runs 200 --json out/canary.json
 
 Four stable replicas serve 20 requests per second whose rate swings; a latency grows with the requests that a replica
 already has, and has a long tail. As in the gateway, latencies are recorded only at equal load per replica. No clock is

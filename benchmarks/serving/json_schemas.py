@@ -1,24 +1,90 @@
 #!/usr/bin/env python3
 """Compile a collection of JSON schemas, and let the accepted ones judge the instances that the collection has.
 
-    python -m benchmarks.grammars.conformance FOLDER [--limit N] [--list] [--json FILE]
+    python -m benchmarks.serving.json_schemas FOLDER [--limit N] [--list] [--json FILE]
 
 FOLDER has JSON files in the shape of MaskBench (JSONSchemaBench with instances), of the JSON-Schema-Test-Suite, or
 schemas alone. A schema that is refused must have a reason; it is counted by the keyword that the reason names. The exit
 status is 1 if an accepted schema accepts an invalid instance.
 """
 
+import json
 import random
 import re
 import sys
 from argparse import Namespace
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import thread_time
+from typing import Any
 
-from benchmarks.grammars.schemas import GrammarError, Grammars, SchemaCase, read_schemas
+import llguidance
+
 from benchmarks.report import at_least_one, machine, parser, progress, save, show_table
+from quire_engine.grammar.compiler import LIMITS, compile_grammar, make_tokenizer
+from quire_engine.grammar.spec import GrammarError, GrammarSpec, Vocabulary
+
+EOS = 256
+BYTES = Vocabulary(
+    tokens=[*(bytes([byte]) for byte in range(256)), b""], special_tokens={"<|end|>": EOS}, eos_token_ids=(EOS,)
+)
+"""A vocabulary with one token per byte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A value, and whether the collection says that it is valid."""
+
+    value: Any
+    valid: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaCase:
+    """A schema with its instances."""
+
+    name: str
+    schema: Any
+    instances: list[Instance] = field(default_factory=list)
+
+
+def read_schemas(folder: Path) -> Iterator[SchemaCase]:
+    """Yield the schemas of all JSON files below a folder, in the order of their paths. Raises OSError."""
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            content = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            continue
+        cases = content if isinstance(content, list) else [content]
+        for number, case in enumerate(cases):
+            name = path.stem if len(cases) == 1 else f"{path.stem}#{number}"
+            if isinstance(case, dict) and "schema" in case and isinstance(case.get("tests"), list):
+                instances = [Instance(value=each["data"], valid=each["valid"]) for each in case["tests"]]
+                yield SchemaCase(name=name, schema=case["schema"], instances=instances)
+            elif isinstance(case, dict):
+                yield SchemaCase(name=name, schema=case)
+
+
+class Grammars:
+    """Compiles schemas as a server does, for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary = BYTES) -> None:
+        self.vocabulary = vocabulary
+        self.tokenizer = make_tokenizer(vocabulary)
+
+    def compile(self, schema: Any) -> str:
+        """Return the grammar of a schema. Raises GrammarError with the reason of a refusal."""
+        spec = GrammarSpec(kind="json_schema", text=json.dumps(schema), param="schema")
+        return compile_grammar(spec, self.vocabulary, self.tokenizer)
+
+    def accepts(self, grammar: str, value: Any) -> bool:
+        """Return whether the grammar accepts a value as ``json.dumps`` writes it. The vocabulary must be ``BYTES``."""
+        matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
+        text = json.dumps(value, ensure_ascii=False).encode()
+        return bool(matcher.consume_tokens(list(text)) and matcher.is_accepting())
+
 
 DEADLINE_SECONDS = 0.9
 """The time after which a server refuses a grammar (``GrammarLimits.wall_seconds``)."""
@@ -26,7 +92,7 @@ DEADLINE_SECONDS = 0.9
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """The results of one collection."""
+    """The results of all schemas."""
 
     schemas: int = 0
     accepted: int = 0
@@ -70,66 +136,34 @@ def subject(reason: str) -> str:
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", reason)[:60]
 
 
-def measure(arguments: Namespace) -> dict[str, Tally]:
-    """Return a tally per collection."""
+def measure(arguments: Namespace) -> Tally:
     cases = list(read_schemas(arguments.folder))
     if not cases:
         raise SystemExit(f"{arguments.folder}: it has no JSON files with schemas")
     if arguments.limit is not None and arguments.limit < len(cases):
         cases = random.Random(7).sample(cases, arguments.limit)
-    grammars = Grammars()
-    tallies: dict[str, Tally] = {}
+    grammars, tally = Grammars(), Tally()
     with progress() as shown:
-        task = shown.add_task("schemas", total=len(cases))
-        for case in cases:
-            tallies.setdefault(case.group, Tally()).add(case, grammars)
-            shown.advance(task)
-    return dict(sorted(tallies.items()))
-
-
-def total_of(tallies: dict[str, Tally]) -> Tally:
-    """Return the sum of all collections."""
-    total = Tally()
-    for tally in tallies.values():
-        total.schemas += tally.schemas
-        total.accepted += tally.accepted
-        total.right += tally.right
-        total.invalid_accepted += tally.invalid_accepted
-        total.valid_refused += tally.valid_refused
-        total.refusals.update(tally.refusals)
-        total.seconds += tally.seconds
-        total.slow += tally.slow
-    return total
-
-
-def _cells(name: str, tally: Tally) -> tuple[str, ...]:
-    times = sorted(tally.seconds)
-    return (
-        name,
-        str(tally.schemas),
-        f"{tally.accepted} ({tally.accepted / tally.schemas:.0%})",
-        str(tally.right),
-        str(len(tally.invalid_accepted)),
-        str(len(tally.valid_refused)),
-        f"{sum(times) / len(times) * 1e3:.1f} ms",
-        f"{times[int(len(times) * 0.99)] * 1e3:.0f} ms",
-        str(len(tally.slow)),
-    )
+        for case in shown.track(cases, description="schemas"):
+            tally.add(case, grammars)
+    return tally
 
 
 def main() -> int:
     """Run the benchmark. Return the exit status."""
-    options = parser(__doc__, plot=False)
+    options = parser(__doc__)
     options.add_argument("folder", type=Path, metavar="FOLDER", help="a folder with JSON files")
     options.add_argument("--limit", type=at_least_one, metavar="N", help="use N schemas, chosen at random (seed 7)")
     options.add_argument("--list", action="store_true", help="list the instances that are judged wrongly")
     arguments = options.parse_args()
-    tallies = measure(arguments)
-    total = total_of(tallies)
+    total = measure(arguments)
+    times = sorted(total.seconds)
     judged = ("schemas", "accepted", "instances right", "invalid accepted", "valid refused")
-    columns = ("collection", *judged, "compile, mean", "p99", f"over {DEADLINE_SECONDS} s")
-    rows = [_cells(name, tally) for name, tally in tallies.items() if len(tallies) > 1]
-    show_table(f"JSON schemas of {arguments.folder.name}", columns, [*rows, _cells("all", total)], [machine()])
+    columns = (*judged, "compile, mean", "p99", f"over {DEADLINE_SECONDS} s")
+    counts = (total.schemas, total.accepted, total.right, len(total.invalid_accepted), len(total.valid_refused))
+    mean, p99 = sum(times) / len(times), times[int(len(times) * 0.99)]
+    cells = [*map(str, counts), f"{mean * 1e3:.1f} ms", f"{p99 * 1e3:.0f} ms", str(len(total.slow))]
+    show_table(f"JSON schemas of {arguments.folder.name}", columns, [cells], [machine()])
     refusals = [(reason, str(count)) for reason, count in total.refusals.most_common(20)]
     show_table("refused", ("keyword or reason", "schemas"), refusals)
     if arguments.list:
@@ -137,22 +171,7 @@ def main() -> int:
             print("invalid accepted:", name)
         for name in total.valid_refused:
             print("valid refused:", name)
-    save(
-        arguments.json,
-        [
-            {
-                "collection": name,
-                "schemas": tally.schemas,
-                "accepted": tally.accepted,
-                "right": tally.right,
-                "invalid_accepted": tally.invalid_accepted,
-                "valid_refused": tally.valid_refused,
-                "refusals": dict(tally.refusals.most_common()),
-                "slow": tally.slow,
-            }
-            for name, tally in {**tallies, "all": total}.items()
-        ],
-    )
+    save(arguments.json, [asdict(total)])
     return 1 if total.invalid_accepted else 0
 
 

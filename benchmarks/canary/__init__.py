@@ -1,1 +1,0 @@
-"""A count of the wrong verdicts of canaries in simulated runs."""

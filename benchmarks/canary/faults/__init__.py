@@ -1,1 +1,0 @@
-"""Faults that engines of bad canaries have."""
