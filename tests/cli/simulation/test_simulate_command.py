@@ -102,7 +102,8 @@ def test_infinite_speed_is_null_in_the_results(policy, tmp_path, capsys):
 def test_speed_of_a_local_model_can_be_estimated(tmp_path, capsys):
     demo = ROOT / "examples/demo.yaml"
     code, said = run("--trace", SLICE, "--policy", demo, "--duration", "1m", "--scale-input", 0.1, capsys=capsys)
-    assert code == 0 and "21,840 KV tokens; source: an estimate for this machine" in said
+    assert code == 0 and "KV tokens; source: an estimate for this machine" in said
+    assert "21,840 KV" in said or "10,912 KV" in said  # in bfloat16, or in float32 on a CPU without it
 
 
 def test_trace_is_cut_and_scaled(policy, tmp_path, capsys):
