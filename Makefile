@@ -27,7 +27,7 @@ AOT_TARGETS ?=
 ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
 DISTRIBUTIONS := common kernels engine gateway operator cli
-ENGINE_FLAGS := operator/src/quire_operator/domain/resource/engine_flags.json
+ENGINE_FLAGS := operator/src/quire_operator/api/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 # Folders of `make test-fast`: pure logic that imports no torch and starts no server.

@@ -1,6 +1,6 @@
 """Generate what follows from the fields of LLMDeployment and LLMAdapter: CRDs, their copies in the chart, and docs.
 
-The source is quire_operator.domain.resource. Names, columns and status of a CRD are written by hand in crds/*.yaml.
+The source is quire_operator.api. Names, columns and status of a CRD are written by hand in crds/*.yaml.
 
 python crds/generate.py          write the files
 python crds/generate.py --check  exit with status 1 if one is out of date
@@ -17,14 +17,14 @@ from typing import Any
 
 import yaml
 
-from quire_operator.domain.resource import AdapterSpec, Spec
-from quire_operator.domain.resource.schema import section_schema
+from quire_operator.api import AdapterSpec, Spec
+from quire_operator.api.schema import section_schema
 
 ROOT = Path(__file__).parents[1]
 INTRODUCTION = """\
 # {kind}
 
-<!-- Generated from quire_operator.domain.resource and crds/{plural}.yaml by `make generate`. -->
+<!-- Generated from quire_operator.api and crds/{plural}.yaml by `make generate`. -->
 
 API version `{api}`, kind `{kind}`, short name `{short}`. `kubectl explain {plural}.spec` shows the same descriptions.
 
@@ -39,7 +39,7 @@ metadata:
 """
 BEFORE = """\
             spec:
-              # Generated from operator/src/quire_operator/domain/resource by `make generate`: edit there.
+              # Generated from operator/src/quire_operator/api by `make generate`: edit there.
 """
 AFTER = """\
             status:

@@ -24,7 +24,7 @@ from statistics import median
 from quire_cli.simulation.fleet import Scaling
 from quire_cli.simulation.results import LATE_SECONDS
 from quire_cli.simulation.traces import Request
-from quire_operator.domain.autoscaling.observation import Observation, ReplicaPhase, ReplicaSample
+from quire_operator.autoscaling.observation import Observation, ReplicaPhase, ReplicaSample
 
 SYNC_SECONDS = SCRAPE_SECONDS = 15.0
 """The period of the HPA's controller and of Prometheus' scrapes."""

@@ -61,11 +61,10 @@ from benchmarks.autoscaling.policies import (
 from quire_cli.simulation.fleet import QuireScaler, Scaler, simulate
 from quire_cli.simulation.results import SimulatedRun
 from quire_cli.simulation.traces import TraceError
-from quire_operator.domain.autoscaling.decision_context import Policy
-from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
-from quire_operator.domain.resource.scaling_limits import ScaleDown, ScaleUp
-from quire_operator.domain.resource.scaling_targets import LatencyTarget, ScalingTargets
+from quire_operator.api.scaling import Autoscaling, AutoscalingMode, LatencyTarget, ScalingTargets
+from quire_operator.api.scaling_limits import ScaleDown, ScaleUp
+from quire_operator.autoscaling.decision_context import Policy
+from quire_operator.autoscaling.demand import Tuning
 
 SLICE = report.ROOT / "benchmarks" / "traces" / "azure_llm_2023_code_slice.csv"
 PEERS = ("hpa", "kpa", "keda", "llmd")

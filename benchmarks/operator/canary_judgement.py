@@ -20,11 +20,10 @@ import numpy as np
 
 from quire_common.contract.gateway import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, CanaryRoute, bin_start
 from quire_gateway.canary import Tracks as Router
-from quire_operator.domain.canary.figures import Track, Tracks
-from quire_operator.domain.canary.judgement import hang, judge
-from quire_operator.domain.canary.progress import Phase, Situation, advance
-from quire_operator.domain.resource import Canary
-from quire_operator.domain.resource.canary import equal_load
+from quire_operator.api import Canary
+from quire_operator.api.rollout import equal_load
+from quire_operator.canary.analysis import Track, Tracks, hang, judge
+from quire_operator.canary.progress import Phase, Situation, advance
 
 REPLICAS, REQUESTS_PER_SECOND, MEAN_LOAD = 4, 20.0, 6.0
 _STABLE_ERRORS = 0.0005

@@ -30,14 +30,14 @@ from quire_cluster.fake_nodes import PROGRAMS as NODE_PROGRAMS
 from quire_cluster.fake_nodes import FakeNodes
 from quire_cluster.ports import free_ports
 from quire_cluster.progress import Progress
-from quire_operator.adapters.kubernetes.cluster import KubeCluster
-from quire_operator.adapters.kubernetes.connection import Connection, load_configuration
-from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
-from quire_operator.ports import Throttled, Unavailable
+from quire_operator.api import Spec
+from quire_operator.deployment.desired import desired
+from quire_operator.deployment.manifests import Manifests
+from quire_operator.deployment.pod_template import Images
+from quire_operator.kube.client import KubeClient
+from quire_operator.kube.connection import Connection, load_configuration
+from quire_operator.kube.errors import Throttled, Unavailable
+from quire_operator.kube.objects import Key
 
 IMAGES = Images(engine="quire-engine:scale")
 WORKERS = 32
@@ -161,7 +161,7 @@ def bare_run(count: int) -> Row:
 async def apply_all(kubeconfig: str) -> None:
     """Apply every child of all LLMDeployments, ``WORKERS`` LLMDeployments at a time."""
     connection = Connection(await load_configuration(kubeconfig), user="bare-loop")
-    cluster = KubeCluster(connection, namespaces=(NAMESPACE,))
+    cluster = KubeClient(connection, namespaces=(NAMESPACE,))
     work = [(resource.key, manifests(resource.body, resource.uid)) async for resource in cluster.list_resources()]
 
     async def worker() -> None:
@@ -175,7 +175,7 @@ async def apply_all(kubeconfig: str) -> None:
     await connection.close()
 
 
-async def apply(cluster: KubeCluster, key: Key, children: Manifests) -> None:
+async def apply(cluster: KubeClient, key: Key, children: Manifests) -> None:
     for manifest in children:
         while True:
             try:

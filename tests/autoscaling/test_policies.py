@@ -33,7 +33,7 @@ from benchmarks.autoscaling.policies import (
     token_balance,
 )
 from quire_cli.simulation.traces import Request
-from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
+from quire_operator.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 
 def observed(time: float, waiting: Mapping[str, float], *, prompt_tokens: float = 0.0) -> Observation:

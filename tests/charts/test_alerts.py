@@ -15,9 +15,9 @@ from chart_support.values import EVERYTHING
 
 from quire_cluster.helm import Helm
 from quire_engine.api.metrics import FINISH_REASONS
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.status.pod_failures import FailureReason
-from quire_operator.ports import ClusterError
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.deployment.pod_failures import FailureReason
+from quire_operator.kube.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
 CHART, RUNBOOKS = ROOT / "charts" / "quire", ROOT / "docs" / "runbooks"

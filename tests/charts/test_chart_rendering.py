@@ -15,7 +15,7 @@ from quire_cluster.helm import Helm, HelmFailed
 from quire_common.served_names import NameScope
 from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.app.settings import parse_settings
-from quire_operator.domain.autoscaling.prometheus_series import ReplicaLabels
+from quire_operator.autoscaling.engine_metrics import ReplicaLabels
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "quire"

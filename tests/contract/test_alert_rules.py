@@ -12,10 +12,10 @@ from specs import valid_spec
 
 from quire_common.contract import engine as engine_metrics
 from quire_engine.api.metrics import TIME_TO_FIRST_TOKEN
-from quire_operator.domain.manifests import monitoring
-from quire_operator.domain.manifests.cluster_features import Monitoring
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
+from quire_operator.api import Spec
+from quire_operator.api.names import LABEL_DEPLOYMENT
+from quire_operator.deployment import network
+from quire_operator.deployment.manifests import Monitoring
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 MINUTES = 60
@@ -29,7 +29,7 @@ def spec_of(threshold: str) -> Spec:
 
 def series(name: str, values: str, *, deployment: str = "chat", **labels: str) -> dict[str, str]:
     """Return one series of a pod, with the labels that our PodMonitor gives it."""
-    all_labels = {"namespace": "prod", monitoring.SERIES_LABEL: deployment, "pod": "chat-a", "engine": "0"} | labels
+    all_labels = {"namespace": "prod", network.SERIES_LABEL: deployment, "pod": "chat-a", "engine": "0"} | labels
     text = ",".join(f'{key}="{value}"' for key, value in all_labels.items())
     return {"series": f"{name}{{{text}}}", "values": values}
 
@@ -86,7 +86,7 @@ CASES: dict[str, Case] = {
 
 
 def rule_file(folder: Path, spec: Spec) -> Path:
-    rule = monitoring.prometheus_rule(spec, Monitoring())
+    rule = network.prometheus_rule(spec, Monitoring())
     assert rule is not None
     file = folder / "rules.yaml"
     file.write_text(yaml.safe_dump(rule))
@@ -94,7 +94,7 @@ def rule_file(folder: Path, spec: Spec) -> Path:
 
 
 def firing(spec: Spec, alerts: set[str]) -> list[dict[str, Any]]:
-    rule: Any = monitoring.prometheus_rule(spec, Monitoring())
+    rule: Any = network.prometheus_rule(spec, Monitoring())
     (group,) = rule["groups"]
     return [
         {
@@ -144,7 +144,7 @@ def test_prometheus_accepts_the_rules_with_their_texts(tmp_path: Path) -> None:
 
 
 def test_each_alert_has_a_runbook() -> None:
-    rule: Any = monitoring.prometheus_rule(spec_of("1s"), Monitoring())
+    rule: Any = network.prometheus_rule(spec_of("1s"), Monitoring())
     for entry in rule["groups"][0]["rules"]:
         text = (RUNBOOKS / f"{entry['alert']}.md").read_text()
         assert text.startswith(f"# {entry['alert']}\n") and entry["expr"].split("(")[0] in text
@@ -152,4 +152,4 @@ def test_each_alert_has_a_runbook() -> None:
 
 def test_pod_label_maps_to_the_series_label() -> None:
     """Prometheus replaces each character that its labels may not have by an underscore."""
-    assert "".join(c if c.isalnum() else "_" for c in LABEL_DEPLOYMENT) == monitoring.SERIES_LABEL
+    assert "".join(c if c.isalnum() else "_" for c in LABEL_DEPLOYMENT) == network.SERIES_LABEL

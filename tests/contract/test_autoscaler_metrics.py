@@ -12,8 +12,8 @@ from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
 from quire_gateway import scrape
 from quire_gateway.scrape import parse_page
-from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES, sample_of
-from quire_operator.domain.autoscaling.observation import is_sane
+from quire_operator.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES, sample_of
+from quire_operator.autoscaling.observation import is_sane
 
 
 @pytest.fixture(scope="module")

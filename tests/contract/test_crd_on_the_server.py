@@ -17,8 +17,8 @@ from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 from quire_cluster.waiting import eventually
-from quire_operator.domain.cluster_state.trimming import trim_resource
-from quire_operator.domain.resource import AdapterSpec, Invalid, KVCache, Spec
+from quire_operator.api import AdapterSpec, Invalid, KVCache, Spec
+from quire_operator.kube.trimming import trim_resource
 
 GROUP = "/apis/quire.dev/v1alpha1"
 CRD = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"

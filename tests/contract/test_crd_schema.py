@@ -10,14 +10,12 @@ import yaml
 from specs import llmdeployment, valid_spec
 
 from quire_common.contract.gateway import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
-from quire_operator.domain.autoscaling.history import Change, ScalingRecord
-from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.canary.figures import Answers, Track, Tracks
-from quire_operator.domain.canary.judgement import judge
-from quire_operator.domain.canary.progress import Phase, Record
-from quire_operator.domain.canary.record import section
-from quire_operator.domain.resource import Canary, Gate, GateMetric, Spec, names
-from quire_operator.domain.status.scaling_status import scaling_sections
+from quire_operator.api import Canary, Gate, GateMetric, Spec, names
+from quire_operator.autoscaling.history import Change, ScalingRecord
+from quire_operator.autoscaling.rates import Rates
+from quire_operator.canary.analysis import Answers, Track, Tracks, judge
+from quire_operator.canary.progress import Phase, Record, section
+from quire_operator.deployment.status import scaling_sections
 
 CRD = yaml.safe_load((Path(__file__).parents[2] / "crds" / "llmdeployments.yaml").read_text())
 VERSION = CRD["spec"]["versions"][0]

@@ -23,11 +23,11 @@ from quire_engine.config import SECRET_VARIABLE, AccessOptions, EngineConfig, Pa
 from quire_engine.errors import Forbidden, Unauthorized
 from quire_gateway.headers import to_replica
 from quire_gateway.tenants import TENANT, Tenants
-from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.resource import DType, Spec, engine_flags
-from quire_operator.domain.resource.deployment import OWNED_FLAGS
-from quire_operator.domain.resource.engine import BLOCK_SIZES
+from quire_operator.api import DType, Spec, engine_flags
+from quire_operator.api.deployment import OWNED_FLAGS
+from quire_operator.api.engine import BLOCK_SIZES
+from quire_operator.capacity import fit as capacity
+from quire_operator.deployment import engine_contract
 
 
 def spec_of(engine: dict[str, object], **spec: object) -> Spec:

@@ -22,13 +22,12 @@ from quire_gateway.config import FileSource, parse_config
 from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_model, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
-from quire_operator.domain.cluster_state import trimming
-from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.manifests.served_names import served_names
-from quire_operator.domain.resource import Spec, names
-from quire_operator.reconcile.served_name_claims import ServedNameClaims
-from quire_operator.reconcile.store import Store
+from quire_operator.api import Spec, names
+from quire_operator.autoscaling.observation import local_gateway_args, read_requests
+from quire_operator.deployment import engine_contract
+from quire_operator.deployment.served_names import served_names
+from quire_operator.deployment.store import ServedNameClaims, Store
+from quire_operator.kube import trimming
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 

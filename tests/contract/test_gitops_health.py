@@ -12,13 +12,9 @@ from lupa import lua51
 from specs import valid_spec
 from status_views import BROKEN_POD, deployment, view
 
-from quire_operator.domain.cluster_state.observed import (
-    Condition,
-    Key,
-    Resource,
-)
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, MetricsReason, View, conditions
-from quire_operator.domain.status.status import status
+from quire_operator.deployment.conditions import BlockingCondition, MetricsProblem, MetricsReason, View, conditions
+from quire_operator.deployment.status import status
+from quire_operator.kube.objects import Condition, Key, Resource
 
 HEALTH_CHECK = Path(__file__).parents[2] / "charts" / "quire" / "argocd" / "health.lua"
 GENERATION = 4

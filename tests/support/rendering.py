@@ -4,10 +4,10 @@ from typing import Any
 
 from specs import valid_spec
 
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifest, Manifests
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
+from quire_operator.api import Spec
+from quire_operator.deployment.desired import desired
+from quire_operator.deployment.manifests import Manifest, Manifests
+from quire_operator.deployment.pod_template import Images
 
 IMAGES = Images(engine="registry.example/engine:1")
 

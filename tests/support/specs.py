@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.api import Invalid, Spec
 
 
 def llmdeployment(metadata: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:

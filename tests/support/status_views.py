@@ -4,8 +4,8 @@ from typing import Any
 
 from specs import valid_spec
 
-from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
-from quire_operator.domain.status.conditions import ConditionState, View, conditions
+from quire_operator.deployment.conditions import ConditionState, View, conditions
+from quire_operator.kube.objects import ContainerState, DeploymentState, Pod
 
 
 def deployment(asked: int = 2, ready: int = 2, **changes: Any) -> DeploymentState:

@@ -10,8 +10,7 @@ import sys
 from quire_common.errors import ConfigurationError
 from quire_common.logs import set_up_logging
 from quire_operator import __version__
-from quire_operator.app.flags import FLAGS
-from quire_operator.app.settings import parse_settings
+from quire_operator.app.settings import FLAGS, parse_settings
 from quire_operator.errors import UserError
 
 

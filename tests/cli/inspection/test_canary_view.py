@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from quire_cli.inspection.explanation import Explanation, OperatorReport, of_resource, render
-from quire_operator.domain.cluster_state.trimming import trim_resource
+from quire_operator.kube.trimming import trim_resource
 
 FIGURES = {"count": 812, "p50Microseconds": 181_000, "percentileMicroseconds": 1_420_000}
 ROLLOUT: dict[str, Any] = {

@@ -21,10 +21,10 @@ from quire_cli.inspection.explanation import (
     render,
 )
 from quire_cli.local.state import ReplicaState, Rules, ServedState
-from quire_operator.domain.autoscaling.schedules import recorded_bounds
-from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted
-from quire_operator.domain.cluster_state.trimming import trim_resource
-from quire_operator.domain.resource import MetricsSource
+from quire_operator.api import MetricsSource
+from quire_operator.autoscaling.schedules import recorded_bounds
+from quire_operator.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted
+from quire_operator.kube.trimming import trim_resource
 
 NOW = datetime.fromtimestamp(1000.0, UTC)
 PROD = "/apis/quire.dev/v1alpha1/namespaces/prod/llmdeployments"

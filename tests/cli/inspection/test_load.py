@@ -24,7 +24,7 @@ from quire_cli.inspection.load import (
 )
 from quire_common.contract import engine as m
 from quire_common.metrics_page import Point
-from quire_operator.domain.autoscaling.observation import Histogram
+from quire_operator.autoscaling.observation import Histogram
 
 BOUNDS = (0.1, 1.0, math.inf)
 

@@ -10,13 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specs import valid_spec
 
+from quire_operator.api import MetricsSource
 from quire_operator.app.telemetry import Server, Telemetry
-from quire_operator.domain.autoscaling.autoscaler import decide
-from quire_operator.domain.autoscaling.decision_context import Policy
-from quire_operator.domain.autoscaling.history import History
-from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
-from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted, read_log, tick_of
-from quire_operator.domain.resource import MetricsSource
+from quire_operator.autoscaling.decide import decide
+from quire_operator.autoscaling.decision_context import Policy
+from quire_operator.autoscaling.history import History
+from quire_operator.autoscaling.observation import (
+    Observation,
+    ReplicaObservation,
+    ReplicaPhase,
+    ReplicaSample,
+)
+from quire_operator.autoscaling.ticks import (
+    DemandTerm,
+    Log,
+    MetricsState,
+    Tick,
+    noted,
+    read_log,
+    tick_of,
+)
 
 
 def tick(second: int, *, to: int = 2, reason: str = "Steady", was: int = 2) -> Tick:

@@ -23,8 +23,8 @@ from quire_cli.inspection.load import (
 from quire_cli.inspection.top import _poll, notes, render
 from quire_cli.local.state import ReplicaState, ServedState
 from quire_common.contract import engine as m
-from quire_operator.domain.autoscaling.observation import Histogram
-from quire_operator.ports import ClusterError
+from quire_operator.autoscaling.observation import Histogram
+from quire_operator.kube.errors import ClusterError
 
 PODS = "/api/v1/namespaces/prod/pods"
 RESOURCES = "/apis/quire.dev/v1alpha1/namespaces/prod/llmdeployments"

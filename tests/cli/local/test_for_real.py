@@ -19,7 +19,7 @@ from quire_cli.local.process import free_port
 from quire_cli.local.state import read, run_folder, state_home
 from quire_common.contract.engine import LIVE_PATH, METRICS_PATH, READY_PATH
 from quire_common.metrics_page import points
-from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES
+from quire_operator.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 DOCUMENT = """\

@@ -12,7 +12,7 @@ from fetch_support.hub_stub import HubStub, safetensors, serving
 from quire_cli.errors import ModelProblem
 from quire_cli.local.model_store import ModelStore, folder_facts
 from quire_common.model_source import cache_home
-from quire_operator.domain.resource import BucketSource, ClaimSource, FileSource, HubSource, ImageSource
+from quire_operator.api import BucketSource, ClaimSource, FileSource, HubSource, ImageSource
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

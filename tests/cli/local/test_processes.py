@@ -10,7 +10,7 @@ from quire_local.harness import FAKE_ENGINE, HURRY, Watch
 from quire_cli.local.deployment import LocalDeployment
 from quire_cli.local.process import Phase
 from quire_cli.local.replicas import LocalCluster
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.autoscaling.observation import ReplicaPhase
 
 
 class Cluster:

@@ -10,7 +10,7 @@ from quire_cli.errors import CapacityProblem
 from quire_cli.local.deployment import LocalDeployment
 from quire_cli.local.machine import Machine
 from quire_cli.local.plan import Share, share_of
-from quire_operator.domain.resource import Spec
+from quire_operator.api import Spec
 
 
 def spec_of(name: str, *, gpus: int = 0, **spec: Any) -> Spec:

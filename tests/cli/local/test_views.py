@@ -16,10 +16,10 @@ from quire_cli.local.process import Phase
 from quire_cli.local.state import ReplicaState, Rules, RunState, ServedState
 from quire_cli.local.up import logging_to
 from quire_cli.local.views import JsonLines, LiveTable, ReplicaMetrics, render
-from quire_operator.domain.autoscaling.observation import ReplicaSample
-from quire_operator.domain.autoscaling.schedules import recorded_bounds
-from quire_operator.domain.autoscaling.ticks import MetricsState, Tick, noted
-from quire_operator.domain.resource import MetricsSource
+from quire_operator.api import MetricsSource
+from quire_operator.autoscaling.observation import ReplicaSample
+from quire_operator.autoscaling.schedules import recorded_bounds
+from quire_operator.autoscaling.ticks import MetricsState, Tick, noted
 
 FULL = Path("/dev/full")
 

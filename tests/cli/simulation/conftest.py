@@ -10,7 +10,7 @@ from quire_cli.simulation.engine import EngineModel
 from quire_cli.simulation.fleet import Scaling, Scenario, simulate
 from quire_cli.simulation.results import SimulatedRun
 from quire_cli.simulation.traces import Request
-from quire_operator.domain.autoscaling.observation import Observation
+from quire_operator.autoscaling.observation import Observation
 
 # A prompt of 100 tokens takes a step of 0.2 s; one sequence decodes a token in 0.11 s, two in 0.12 s.
 ENGINE = EngineModel(

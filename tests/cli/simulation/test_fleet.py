@@ -5,7 +5,7 @@ import pytest
 from quire_cli.simulation.fleet import Crash, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.results import HoldingStep, Outcome
 from quire_cli.simulation.traces import Request
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.autoscaling.observation import ReplicaPhase
 
 LONG = (0.0, 100, 3000)  # 330 s on its own
 

@@ -10,7 +10,7 @@ from quire_cli.simulation.engine import Engine, EngineModel, Sequence
 from quire_cli.simulation.fleet import Crash, Scaling, Scenario, ScrapeOutage, SlowReplicas, simulate
 from quire_cli.simulation.results import Outcome
 from quire_cli.simulation.traces import Request
-from quire_operator.domain.autoscaling.observation import ReplicaSample, is_sane
+from quire_operator.autoscaling.observation import ReplicaSample, is_sane
 
 TIMES = st.integers(0, 400).map(lambda n: n / 10)
 

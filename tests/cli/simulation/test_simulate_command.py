@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from quire_cli import app as cli
 from quire_cli.simulation import speed
 from quire_cli.simulation.fleet import Crash, ScrapeOutage, SlowReplicas
-from quire_operator.domain.capacity import gpus
-from quire_operator.domain.capacity.fit import Footprint
+from quire_operator.capacity import judge
+from quire_operator.capacity.fit import Footprint
 
 ROOT = Path(__file__).parents[3]
 SLICE = ROOT / "benchmarks/traces/azure_llm_2023_code_slice.csv"
@@ -269,7 +269,7 @@ def test_faults_are_read(text, fault):
 
 
 def test_all_known_gpus_can_be_estimated():
-    assert {gpu.name for gpu in gpus.GPUS} == set(speed.GPUS)
+    assert {gpu.name for gpu in judge.GPUS} == set(speed.GPUS)
 
 
 def test_estimate_is_limited_by_compute_and_bandwidth():

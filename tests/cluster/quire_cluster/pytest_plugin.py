@@ -15,18 +15,16 @@ from typing import Final
 import pytest
 
 from quire_cluster import fake_nodes as fake
-from quire_cluster import group_controller as group_controller_module
 from quire_cluster.binaries import HELM, KSTATUS, KUBE_SCORE, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.crds import wait_established
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
-from quire_cluster.group_controller import GroupController
 from quire_cluster.progress import Progress
 
 FIXTURES: Final = frozenset(
     {
-        *("cluster_binaries", "api_server", "crd_server", "fake_nodes", "group_controller"),
+        *("cluster_binaries", "api_server", "crd_server", "fake_nodes"),
         *("kstatus_program", "kube_score", "namespace", "prometheus_programs"),
     }
 )
@@ -55,7 +53,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if wanted - BUILD_NO_SERVER:
         more = {
             "fake_nodes": fake.PROGRAMS,
-            "group_controller": group_controller_module.PROGRAMS,
             "kube_score": KUBE_SCORE.programs,
         }
         programs |= {*PROGRAMS, *HELM.programs, *(name for use in wanted & more.keys() for name in more[use])}
@@ -139,14 +136,6 @@ def fake_nodes(api_server: ControlPlane) -> Iterator[fake.FakeNodes]:
         yield nodes
     finally:
         nodes.stop()
-
-
-@pytest.fixture(scope="module")
-def group_controller(api_server: ControlPlane, cluster_binaries: Binaries) -> Iterator[GroupController]:
-    """Provide the controller of LeaderWorkerSets, which a test installs. It is removed after the module's tests."""
-    controller = GroupController(api_server, cluster_binaries["lws"])
-    yield controller
-    controller.uninstall()
 
 
 @pytest.fixture

@@ -5,15 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire_operator.adapters.kubernetes.concurrency_limiter import (
-    FEWEST,
-    FIRST,
-    MOST,
-    QUICK_SECONDS,
-    SLOW_SECONDS,
-    ConcurrencyLimiter,
-    Pace,
-)
+from quire_operator.kube.connection import FEWEST, FIRST, MOST, QUICK_SECONDS, SLOW_SECONDS, ConcurrencyLimiter, Pace
 
 
 def test_fast_responses_raise_the_limit_up_to_its_maximum() -> None:

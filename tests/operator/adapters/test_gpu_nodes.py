@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
+from quire_operator.kube.client import KubeClient
 
 
 class Connection:
@@ -27,6 +27,6 @@ async def test_all_pages_are_read() -> None:
     connection = Connection(
         [{"metadata": {"labels": {"a": "1"}}}, {"metadata": {}}], [{"metadata": {"labels": {"b": "2"}}}]
     )
-    assert await GpuNodes(connection).labels() == ({"a": "1"}, {}, {"b": "2"}, {"c": "3"})  # type: ignore[arg-type]
+    assert await KubeClient(connection).node_labels() == ({"a": "1"}, {}, {"b": "2"}, {"c": "3"})  # type: ignore[arg-type]
     assert [query["continue"] for query in connection.queries] == ["", "1", ""]
     assert {query["labelSelector"] for query in connection.queries} == {"nvidia.com/gpu.memory", "amd.com/gpu.vram"}

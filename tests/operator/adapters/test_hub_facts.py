@@ -11,10 +11,9 @@ import pytest
 from fetch_support.hub_stub import COMMIT, HubStub, safetensors, serving
 
 from quire_cli.local.model_store import ModelStore
-from quire_operator.adapters import hub_facts
-from quire_operator.adapters.hub_facts import HubFacts
-from quire_operator.domain.resource import HubSource
-from quire_operator.ports import ModelUnknown
+from quire_operator.api import HubSource
+from quire_operator.capacity import hub as hub_module
+from quire_operator.capacity.hub import HubFacts, ModelUnknown
 
 CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
 SOURCE = HubSource(repository="org/tiny", revision="main")
@@ -124,7 +123,7 @@ async def test_failing_or_silent_hub_is_unreachable(
     away = HubFacts("http://127.0.0.1:9")
     assert (await unknown(away)).unreachable
     await away.aclose()
-    monkeypatch.setattr(hub_facts, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(hub_module, "_ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         reader: Any = HubFacts(f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert (await unknown(reader)).unreachable

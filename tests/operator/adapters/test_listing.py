@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.adapters.kubernetes.cluster import WAKE_SLICES, KubeCluster
-from quire_operator.ports import Forbidden, NotFound, PartlyForbidden
+from quire_operator.kube.client import WAKE_SLICES, KubeClient
+from quire_operator.kube.errors import Forbidden, NotFound, PartlyForbidden
 
 
 class Connection:
@@ -33,7 +33,7 @@ async def listed(namespaces: tuple[str, ...], *refused: str) -> list[str]:
     connection: Any = Connection(*refused)
     found: list[str] = []
     try:
-        async for resource in KubeCluster(connection, namespaces=namespaces).list_resources():
+        async for resource in KubeClient(connection, namespaces=namespaces).list_resources():
             found.append(resource.key.namespace)
     except PartlyForbidden as error:
         found.append(f"without {', '.join(error.namespaces)}")
@@ -56,6 +56,6 @@ async def test_listing_without_any_permission_raises_forbidden() -> None:
 async def test_wake_slices_are_deleted_where_they_may_be_listed() -> None:
     connection: Any = Connection("a")
     with pytest.raises(PartlyForbidden):
-        await KubeCluster(connection, namespaces=("a", "b", "c")).delete_wake_slices()
+        await KubeClient(connection, namespaces=("a", "b", "c")).delete_wake_slices()
     assert connection.deleted == [("/apis/discovery.k8s.io/v1/namespaces/c/endpointslices/chat", "1")]
     assert all(("labelSelector", WAKE_SLICES) in query for query in connection.queries)

@@ -8,11 +8,10 @@ import pytest
 from specs import llmdeployment
 
 from quire_common.served_names import NameScope
-from quire_operator.domain.cluster_state.observed import Key, Resource
-from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
-from quire_operator.domain.manifests.adapters import Listing, deployment_key, listings
-from quire_operator.domain.status.review import ALLOWED, Review
-from quire_operator.reconcile.adapter_admission import AdapterReviewer
+from quire_operator.admission import ALLOWED, AdapterReviewer, Review
+from quire_operator.kube.objects import Key, Resource
+from quire_operator.kube.trimming import trim_adapter, trim_resource
+from quire_operator.lora.placement import Listing, deployment_key, listings
 
 
 def body(name: str = "legal", spec: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:

@@ -7,31 +7,33 @@ from typing import Any
 import pytest
 from specs import llmdeployment
 
-from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.domain.manifests.objects import Manifest
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.conditions import BlockingCondition
-from quire_operator.domain.status.review import ALLOWED, Review
-from quire_operator.ports import Forbidden, Refused, Throttled, Unavailable
-from quire_operator.reconcile import admission
-from quire_operator.reconcile.admission import Reviewer
+from quire_operator import admission
+from quire_operator.admission import ALLOWED, Review, Reviewer
+from quire_operator.api import Spec
+from quire_operator.deployment.conditions import BlockingCondition
+from quire_operator.deployment.manifests import Manifest
+from quire_operator.deployment.pod_template import Images
+from quire_operator.kube.errors import Forbidden, Refused, Throttled, Unavailable
+from quire_operator.kube.objects import Child, Key, Owner, Ref
 
 UID = "6f3c"
 HOSTNAME = "kubernetes.io/hostname"
 
 
 class ApiServer:
-    """A ``ports.DryRun`` with chosen answers."""
+    """A ``KubeClient`` with chosen answers."""
 
     def __init__(self, *, owner: str | None = None, taken: str = "", answer: Exception | None = None) -> None:
         self._owner, self._taken, self._answer = owner, taken, answer
         self.tried: list[Manifest] = []
 
-    async def owner(self, key: Key, ref: Ref) -> str | None:
-        return self._owner if self._taken in ("", str(ref)) else None
+    async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        if self._owner is None or self._taken not in ("", str(ref)):
+            return None
+        owner = Owner(kind="LLMDeployment", name="chat", uid=self._owner) if self._owner else None
+        return Child(ref=ref, uid="1", version="1", owner=owner, deleting=False, fingerprint="", foreign=())
 
-    async def apply(self, key: Key, manifest: Manifest) -> None:
+    async def check_template(self, key: Key, manifest: Manifest) -> None:
         self.tried.append(manifest)
         if self._answer is not None:
             raise self._answer
@@ -43,7 +45,7 @@ def body(spec: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, An
 
 
 def review(new: Mapping[str, Any], old: Mapping[str, Any] | None = None, server: ApiServer | None = None) -> Review:
-    reviewer = Reviewer(dry_run=server or ApiServer(), images=Images(engine="engine"))
+    reviewer = Reviewer(kube=server or ApiServer(), images=Images(engine="engine"))
     return asyncio.run(reviewer.review(new, old))
 
 
@@ -177,7 +179,7 @@ class Estimate:
 
 def test_capacity_and_dry_run_warnings_are_combined() -> None:
     reviewer = Reviewer(
-        dry_run=ApiServer(owner="another-uid"),
+        kube=ApiServer(owner="another-uid"),
         images=Images(engine="engine"),
         capacity=Estimate(),  # type: ignore[arg-type]
     )
@@ -195,5 +197,5 @@ class Slow(Estimate):
 def test_slow_capacity_estimate_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "ESTIMATE_SECONDS", 0.01)
     images = Images(engine="engine")
-    reviewer = Reviewer(dry_run=ApiServer(), images=images, capacity=Slow())  # type: ignore[arg-type]
+    reviewer = Reviewer(kube=ApiServer(), images=images, capacity=Slow())  # type: ignore[arg-type]
     assert asyncio.run(reviewer.review(body(), None)) == ALLOWED

@@ -12,8 +12,8 @@ import pytest
 
 from quire_cluster.certificates import Authority, KeyPair
 from quire_cluster.ports import free_ports
-from quire_operator.domain.status.review import ALLOWED, Review
-from quire_operator.handlers.events import Webhook, reviews_server
+from quire_operator.admission import ALLOWED, Review
+from quire_operator.app.watches import Webhook, reviews_server
 
 
 async def judge(new: Any, old: Any) -> Review:

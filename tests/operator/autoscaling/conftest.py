@@ -5,17 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire_operator.domain.autoscaling.autoscaler import Decision, decide
-from quire_operator.domain.autoscaling.decision_context import Policy
-from quire_operator.domain.autoscaling.history import History
-from quire_operator.domain.autoscaling.observation import (
-    Histogram,
-    Observation,
-    ReplicaObservation,
-    ReplicaPhase,
-    ReplicaSample,
-)
-from quire_operator.domain.resource import (
+from quire_operator.api import (
     Autoscaling,
     AutoscalingMode,
     LatencyTarget,
@@ -24,6 +14,16 @@ from quire_operator.domain.resource import (
     ScaleUp,
     ScalingTargets,
     Schedule,
+)
+from quire_operator.autoscaling.decide import Decision, decide
+from quire_operator.autoscaling.decision_context import Policy
+from quire_operator.autoscaling.history import History
+from quire_operator.autoscaling.observation import (
+    Histogram,
+    Observation,
+    ReplicaObservation,
+    ReplicaPhase,
+    ReplicaSample,
 )
 
 KV_TOKENS = 10_000.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.autoscaling.demand import Reason
 
 
 def busy(kit, second: float, *, late_share: float = 0.0, age: float | None = 0.0):

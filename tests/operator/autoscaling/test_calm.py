@@ -10,16 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quire_operator.domain.autoscaling.autoscaler import decide
-from quire_operator.domain.autoscaling.history import History
-from quire_operator.domain.autoscaling.observation import (
+from quire_operator.api import AutoscalingMode, ScaleDown
+from quire_operator.autoscaling.decide import decide
+from quire_operator.autoscaling.history import History
+from quire_operator.autoscaling.observation import (
     Histogram,
     Observation,
     ReplicaObservation,
     ReplicaPhase,
     ReplicaSample,
 )
-from quire_operator.domain.resource import AutoscalingMode, ScaleDown
 
 START = 1_000_000.0
 TICK = 15.0

@@ -2,11 +2,10 @@
 
 import pytest
 
-from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
-from quire_operator.adapters.metrics.gateways import Gateways
-from quire_operator.adapters.metrics.pages import NoPage
-from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
-from quire_operator.ports import Unavailable
+from quire_operator.autoscaling.observation import GatewayRequests
+from quire_operator.autoscaling.scrape import Gateways, NoPage
+from quire_operator.kube.errors import Unavailable
+from quire_operator.kube.gateway_pods import GatewayPods
 
 ANSWERS = {
     "one": b'{"models": {"chat": {"held": 2, "inFlight": 1}, "idle": {"held": 0, "inFlight": 0}}}',

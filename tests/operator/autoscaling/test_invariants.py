@@ -6,9 +6,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_operator.domain.autoscaling.autoscaler import decide
-from quire_operator.domain.autoscaling.history import Change, History, ScalingRecord
-from quire_operator.domain.autoscaling.observation import (
+from quire_operator.api import ScaleDown, ScaleUp
+from quire_operator.autoscaling.decide import decide
+from quire_operator.autoscaling.history import Change, History, ScalingRecord
+from quire_operator.autoscaling.observation import (
     Histogram,
     Observation,
     ReplicaObservation,
@@ -16,9 +17,8 @@ from quire_operator.domain.autoscaling.observation import (
     ReplicaSample,
     is_sane,
 )
-from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.resource import ScaleDown, ScaleUp
-from quire_operator.domain.status.scaling_status import autoscaling_status, capacity_status, scaling_record
+from quire_operator.autoscaling.rates import Rates
+from quire_operator.deployment.status import autoscaling_status, capacity_status, scaling_record
 
 START = 1_000_000.0
 amounts = st.floats(0, 1e6) | st.integers(0, 40).map(float)

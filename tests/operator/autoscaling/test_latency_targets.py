@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from quire_operator.domain.autoscaling.demand import Load
-from quire_operator.domain.autoscaling.flow import Thresholds, increment
-from quire_operator.domain.autoscaling.history import Flow, LateCount
-from quire_operator.domain.autoscaling.latency_terms import batch_term, whole_latency_terms, worst_late
-from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample, is_sane
-from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.resource import FirstTokenTarget, LatencyTarget, ScalingTargets, TokenGapTarget
+from quire_operator.api import FirstTokenTarget, LatencyTarget, ScalingTargets, TokenGapTarget
+from quire_operator.autoscaling.demand import Load, Reason, Tuning
+from quire_operator.autoscaling.flow import Thresholds, increment
+from quire_operator.autoscaling.history import Flow, LateCount
+from quire_operator.autoscaling.latency_terms import batch_term, whole_latency_terms, worst_late
+from quire_operator.autoscaling.observation import Histogram, ReplicaSample, is_sane
+from quire_operator.autoscaling.rates import Rates
 
 NOW = 1000.0
 RATES = Rates(

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from quire_operator.domain.autoscaling.rates import Evidence, Rates, Work
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.autoscaling.variance import Variance
+from quire_operator.autoscaling.demand import Reason, Tuning
+from quire_operator.autoscaling.rates import Evidence, Rates, Work
+from quire_operator.autoscaling.variance import Variance
 
 STEP, PREFILL, DECODE = 0.02, 0.0005, 0.0008
 

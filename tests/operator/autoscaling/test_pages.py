@@ -6,7 +6,7 @@ import gzip
 import pytest
 from aiohttp import web
 
-from quire_operator.adapters.metrics.pages import NoPage, Pages
+from quire_operator.autoscaling.scrape import NoPage, Pages
 
 BOMB = gzip.compress(bytes(2**24))
 

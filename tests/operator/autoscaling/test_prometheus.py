@@ -8,10 +8,9 @@ from urllib.parse import parse_qs
 import httpx
 import pytest
 
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, ReplicaLabels
-from quire_operator.ports import ReplicaAddress
+from quire_operator.autoscaling.engine_metrics import PrometheusOptions, ReplicaLabels
+from quire_operator.autoscaling.observation import ReplicaAddress, ReplicaPhase
+from quire_operator.autoscaling.prometheus import Prometheus
 
 NOW, THEIRS = 5_000.0, 9_000.0
 FIGURES = {
@@ -25,7 +24,7 @@ CACHE = {"num_gpu_blocks": "100", "block_size": "16"}
 
 
 class SetClock:
-    def now(self) -> float:
+    def __call__(self) -> float:
         return NOW
 
 

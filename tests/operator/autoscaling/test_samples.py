@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from quire_operator.domain.autoscaling.flow import Thresholds, increment, share_above
-from quire_operator.domain.autoscaling.observation import (
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.autoscaling.flow import Thresholds, increment, share_above
+from quire_operator.autoscaling.observation import (
     Histogram,
     Observation,
     ReplicaObservation,
@@ -13,8 +14,7 @@ from quire_operator.domain.autoscaling.observation import (
     ReplicaSample,
     is_sane,
 )
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.autoscaling.supply import known_samples, take_stock
+from quire_operator.autoscaling.supply import known_samples, take_stock
 
 
 def sample(time: float = 0.0, **figures: object) -> ReplicaSample:

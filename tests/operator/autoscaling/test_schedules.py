@@ -4,11 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.autoscaling.schedules import MARGIN_SECONDS, bounds_at
-from quire_operator.domain.autoscaling.startups import USUAL_SECONDS
-from quire_operator.domain.resource import Schedule
+from quire_operator.api import Schedule
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.autoscaling.history import USUAL_SECONDS, ScalingRecord
+from quire_operator.autoscaling.schedules import MARGIN_SECONDS, bounds_at
 
 START_UP = 300.0
 LEAD = START_UP + MARGIN_SECONDS

@@ -5,10 +5,8 @@ import math
 
 import pytest
 
-from quire_operator.adapters.metrics.pages import NoPage
-from quire_operator.adapters.metrics.scrape import Scraper
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.ports import ReplicaAddress
+from quire_operator.autoscaling.observation import ReplicaAddress, ReplicaPhase
+from quire_operator.autoscaling.scrape import NoPage, Scraper
 
 PAGE = """\
 # HELP vllm:num_requests_running Requests in the running batch.
@@ -38,7 +36,7 @@ vllm:e2e_request_latency_seconds_bucket{engine="0",le="+Inf"} nonsense
 
 
 class SetClock:
-    def now(self) -> float:
+    def __call__(self) -> float:
         return 123.0
 
 
@@ -133,7 +131,7 @@ async def test_hundreds_of_silent_replicas_delay_no_tick(monkeypatch):
 
     Those that answered before come first.
     """
-    monkeypatch.setattr("quire_operator.adapters.metrics.scrape._ROUND_SECONDS", 0.1)
+    monkeypatch.setattr("quire_operator.autoscaling.scrape._ROUND_SECONDS", 0.1)
     asked, reasons = [], []
 
     async def answer(url: str) -> bytes:

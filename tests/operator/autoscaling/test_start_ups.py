@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.autoscaling.observation import ReplicaObservation, ReplicaPhase
-from quire_operator.domain.autoscaling.ramp import RampEstimator
-from quire_operator.domain.autoscaling.startups import MAX_SECONDS, USUAL_SECONDS, StartUps
-from quire_operator.domain.autoscaling.tuning import Tuning
+from quire_operator.autoscaling.demand import Tuning
+from quire_operator.autoscaling.history import MAX_SECONDS, USUAL_SECONDS, ScalingRecord, StartUps
+from quire_operator.autoscaling.observation import ReplicaObservation, ReplicaPhase
+from quire_operator.autoscaling.ramp import RampEstimator
 
 PHASES = {
     "P": ReplicaPhase.PENDING,

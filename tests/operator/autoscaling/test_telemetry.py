@@ -4,8 +4,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire_operator.app.scaling_telemetry import ScalingTelemetry
-from quire_operator.domain.resource import AutoscalingMode
+from quire_operator.api import AutoscalingMode
+from quire_operator.app.telemetry import ScalingTelemetry
 
 LABELS = ("namespace", "name", "term", "input", "reason")
 
@@ -57,7 +57,7 @@ def test_last_decision_is_exported_with_every_term(kit, scraped):
 def test_metrics_age_is_that_of_the_oldest_sample(kit, scraped, monkeypatch):
     story = kit.story(current=2)
     scraped.decisions = {"prod/chat": story.tick(kit.ready("a", age=5.0), kit.ready("b", age=20.0))}
-    monkeypatch.setattr("quire_operator.app.scaling_telemetry.time", lambda: story.time + 100)
+    monkeypatch.setattr("quire_operator.app.telemetry.time", lambda: story.time + 100)
     assert scraped.series("quire_operator_autoscaling_metrics_age_seconds") == {"prod,chat": 120.0}
 
 

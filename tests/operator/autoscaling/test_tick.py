@@ -5,21 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from quire_operator.domain.autoscaling.autoscaler import decide
-from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
-from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.resource import AutoscalingMode
-from quire_operator.ports import ReplicaAddress, ScalingNotDone
-from quire_operator.scaling.autoscale import Autoscaler, Subject
+from quire_operator.api import AutoscalingMode
+from quire_operator.autoscaling.autoscale import Autoscaler, Subject
+from quire_operator.autoscaling.decide import decide
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.autoscaling.history import ScalingNotDone, ScalingRecord
+from quire_operator.autoscaling.observation import GatewayRequests, ReplicaAddress, ReplicaPhase
 
 
 class SetClock:
     def __init__(self) -> None:
         self.time = 1_000_000.0
 
-    def now(self) -> float:
+    def __call__(self) -> float:
         return self.time
 
 
@@ -37,9 +35,7 @@ class ToldMetrics:
 
     async def samples(self, replicas):
         self.asked.append([replica.name for replica in replicas])
-        told = {
-            name: self.kit.ready(name, **figures).observed(self.clock.now()) for name, figures in self.figures.items()
-        }
+        told = {name: self.kit.ready(name, **figures).observed(self.clock()) for name, figures in self.figures.items()}
         return {name: observation.sample for name, observation in told.items()}
 
     async def gateway_requests(self):
@@ -270,7 +266,7 @@ async def test_decision_that_fails_does_not_stop_the_others(bench, monkeypatch, 
             raise ZeroDivisionError
         return decide(policy, observation, history, now)
 
-    monkeypatch.setattr("quire_operator.scaling.autoscale.decide", broken)
+    monkeypatch.setattr("quire_operator.autoscaling.autoscale.decide", broken)
     bench.targets = {"ns/a": 7}
     bench.metrics.figures["ns/b-0"] = {"running": 10.0, "waiting": 5.0}
     decisions = await bench.tick(bench.subject("ns/a"), bench.subject("ns/b"))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.autoscaling.observation import ReplicaPhase
 
 
 def test_dead_scrape_is_not_read_as_idle(kit):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.resource import AutoscalingMode, PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
+from quire_operator.api import AutoscalingMode, PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
+from quire_operator.autoscaling.demand import Reason
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire_operator.domain.autoscaling.history import MAX_GAP_SECONDS, History
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.resource import ScaleDown, ScaleUp
+from quire_operator.api import ScaleDown, ScaleUp
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.autoscaling.history import MAX_GAP_SECONDS, History
 
 UP = ScaleUp.steps(window_seconds=0.0, max_percent=100, max_step=1, period_seconds=60.0)
 DOWN = ScaleDown.steps(window_seconds=0.0, max_step=1, period_seconds=60.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleToZero, ScaleUp
+from quire_operator.api import AutoscalingMode, ScaleDown, ScaleToZero, ScaleUp
+from quire_operator.autoscaling.demand import Reason
 
 QUICK = ScaleDown.steps(window_seconds=30.0, max_step=1, period_seconds=15.0)
 QUIET = {"held": 0, "in_flight": 0}

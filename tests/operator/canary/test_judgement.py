@@ -9,10 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.contract.gateway import EQUAL_LOAD, bin_of
-from quire_operator.domain.canary.figures import Answers, Track, Tracks, above, count, quantile, read_tracks, summed
-from quire_operator.domain.canary.judgement import Verdict, hang, judge
-from quire_operator.domain.resource import Canary, Gate, GateMetric
-from quire_operator.domain.resource.canary import equal_load
+from quire_operator.api import Canary, Gate, GateMetric
+from quire_operator.api.rollout import equal_load
+from quire_operator.canary.analysis import (
+    Answers,
+    Track,
+    Tracks,
+    Verdict,
+    above,
+    count,
+    hang,
+    judge,
+    quantile,
+    read_tracks,
+    summed,
+)
 
 TTFT = Gate(metric=GateMetric.TIME_TO_FIRST_TOKEN)
 ERRORS = Gate(metric=GateMetric.ERROR_RATE)

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.canary.judgement import Figures, GateResult, Verdict
-from quire_operator.domain.canary.progress import HAS_CANARY, Phase, Record, Situation, advance
-from quire_operator.domain.canary.record import read, section, with_gates
-from quire_operator.domain.resource import Canary, CanaryStep, Gate, GateMetric, OnFailure, OnInconclusive
+from quire_operator.api import Canary, CanaryStep, Gate, GateMetric, OnFailure, OnInconclusive
+from quire_operator.canary.analysis import Figures, GateResult, Verdict
+from quire_operator.canary.progress import HAS_CANARY, Phase, Record, Situation, advance, read, section, with_gates
 
 STEPS = tuple(CanaryStep(weight_percent=weight, duration_seconds=60.0) for weight in (20, 50))
 POLICY = Canary(steps=STEPS, min_requests=100)

@@ -11,10 +11,10 @@ from specs import valid_spec
 
 from quire_common import kv_size
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
-from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
-from quire_operator.domain.capacity.gpus import GPUS, find_gpu
-from quire_operator.domain.resource import Spec
+from quire_operator.api import Spec
+from quire_operator.capacity import fit as capacity
+from quire_operator.capacity.fit import Fits, Footprint, TooSmall
+from quire_operator.capacity.judge import GPUS, find_gpu
 
 GIB = 2**30
 

@@ -11,9 +11,9 @@ from quire_cli.local import plan
 from quire_cli.local.machine import Machine
 from quire_cli.local.plan import Place
 from quire_common.quantities import format_bytes
-from quire_operator.domain.cluster_state.observed import Key, Resource
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.capacity_check import ReplicaMemory, hub_source, is_let_in, judge, replica_memory
+from quire_operator.api import Spec
+from quire_operator.capacity.judge import ReplicaMemory, hub_source, is_let_in, judge, replica_memory
+from quire_operator.kube.objects import Key, Resource
 
 MIB = 2**20
 GPU = {"limits": {"nvidia.com/gpu": 1}}

@@ -11,11 +11,10 @@ from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_cli.local.plan import Share, size
 from quire_common.model_memory import ModelFacts
-from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity.fit import Fits, TooSmall, draft_problems
-from quire_operator.domain.capacity.remedies import remedies
-from quire_operator.domain.resource import HubSource, Spec
-from quire_operator.domain.status.capacity_check import draft_hub_source, judge, replica_memory
+from quire_operator.api import HubSource, Spec
+from quire_operator.capacity import fit as capacity
+from quire_operator.capacity.fit import Fits, TooSmall, draft_problems, remedies
+from quire_operator.capacity.judge import draft_hub_source, judge, replica_memory
 
 GIB = 2**30
 TARGET = {

@@ -4,10 +4,9 @@ import pytest
 from model_configs import config_of
 from specs import valid_spec
 
-from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity.fit import Footprint
-from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem, table_bytes, uneven_bytes
-from quire_operator.domain.resource import Parallelism
+from quire_operator.api import Parallelism
+from quire_operator.capacity import fit as capacity
+from quire_operator.capacity.fit import Footprint, kv_copies, parallelism_problem, table_bytes, uneven_bytes
 
 
 def needs_of(

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.ownership import (
+from quire_operator.kube.ownership import (
     ForeignField,
     breaks_contract,
     exists_in,
     fingerprint,
     foreign_fields,
     path_text,
-    removal_patch,
+    without,
 )
 
 ENGINE = 'k:{"name":"engine"}'
@@ -122,29 +122,18 @@ def test_path_is_looked_up_in_the_rendered_object() -> None:
     assert not exists_in(body, ("f:spec", "f:replicas"))
 
 
-def test_removal_patch_contains_only_removed_fields() -> None:
-    patch = removal_patch(
+def test_patch_without_fields_keeps_the_rest_of_their_lists() -> None:
+    ports = [{"containerPort": 8000}, {"containerPort": 9}]
+    containers = [{"name": "x"}, {"name": "engine", "tty": True, "ports": ports}]
+    body = {"spec": {"template": {"spec": {"hostNetwork": True, "containers": containers, "nodeName": "a"}}}}
+    patch = without(
+        body,
         [
             (*POD, "f:hostNetwork"),
             (*POD, "f:containers", 'k:{"name":"x"}'),
             (*POD, "f:containers", ENGINE, "f:tty"),
             (*POD, "f:containers", ENGINE, "f:ports", 'k:{"containerPort":9,"protocol":"TCP"}'),
-        ]
+        ],
     )
-    assert patch == {
-        "spec": {
-            "template": {
-                "spec": {
-                    "hostNetwork": None,
-                    "containers": [
-                        {"name": "x", "$patch": "delete"},
-                        {
-                            "name": "engine",
-                            "tty": None,
-                            "ports": [{"containerPort": 9, "protocol": "TCP", "$patch": "delete"}],
-                        },
-                    ],
-                }
-            }
-        }
-    }
+    kept = [{"name": "engine", "ports": [{"containerPort": 8000}]}]
+    assert patch == {"spec": {"template": {"spec": {"hostNetwork": None, "containers": kept}}}}

@@ -9,16 +9,23 @@ import status_views
 from rendering import IMAGES, rendered
 from specs import valid_spec
 
-from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
-from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.convergence.plan import Applied, Create, Delete, Plan, RemoveFields, Update, plan
-from quire_operator.domain.convergence.plan_events import name_conflicts
-from quire_operator.domain.convergence.victims import deletion_costs
-from quire_operator.domain.manifests.canary import canary_manifests
-from quire_operator.domain.manifests.child_kinds import CHILDREN, OPTIONAL_KINDS
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.resource import Invalid
+from quire_operator.api import Invalid
+from quire_operator.canary.manifests import canary_manifests
+from quire_operator.deployment.desired import CHILDREN, OPTIONAL_KINDS
+from quire_operator.deployment.manifests import ClusterFeatures, Manifests, Monitoring
+from quire_operator.deployment.plan import (
+    Applied,
+    Create,
+    Delete,
+    Plan,
+    RemoveFields,
+    Update,
+    deletion_costs,
+    name_conflicts,
+    plan,
+)
+from quire_operator.kube.objects import Child, Owner, Pod, Ref
+from quire_operator.kube.ownership import ForeignField
 
 UID = "uid-1"
 OWNER = Owner(kind="LLMDeployment", name="chat", uid=UID)

@@ -8,24 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from status_views import deployment
 
-from quire_operator.domain.cluster_state.observed import (
-    Child,
-    Condition,
-    DeploymentState,
-    Key,
-    Owner,
-    Ref,
-    Resource,
-    own_deployment,
-)
-from quire_operator.domain.convergence.rollout_slots import (
-    begins_rollout,
-    is_own_idea,
-    queued,
-    takes_slot,
-)
-from quire_operator.reconcile.rollout_slots import RolloutSlots
-from quire_operator.reconcile.store import Store
+from quire_operator.deployment.rollout_slots import RolloutSlots, begins_rollout, is_own_idea, queued, takes_slot
+from quire_operator.deployment.store import Store
+from quire_operator.kube.objects import Child, Condition, DeploymentState, Key, Owner, Ref, Resource, own_deployment
 
 LATE = Condition(is_true=False, reason="ProgressDeadlineExceeded", message="late")
 

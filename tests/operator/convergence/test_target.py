@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from specs import valid_spec
 from status_views import deployment
 
-from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.cluster_state.observed import DeploymentState
-from quire_operator.domain.convergence.target import Target, target
+from quire_operator.autoscaling.history import ScalingRecord
+from quire_operator.deployment.plan import Target, target
+from quire_operator.kube.objects import DeploymentState
 
 AUTOSCALING = {"minReplicas": 2, "maxReplicas": 8}
 SCALED = {"autoscaling": AUTOSCALING}

@@ -1,16 +1,13 @@
-"""A canary on a real API server: two tracks, promotion and rollback, and an operator that is killed at every write."""
+"""A canary on a real API server: two tracks, promotion and rollback."""
 
 import json
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from page_server import page_server
 
-from quire_cluster.control_plane import ControlPlane
 from quire_common.contract.gateway import TRACKS_PATH, bin_of
 
 ROLLOUT = {
@@ -116,91 +113,3 @@ def test_bad_canary_is_rolled_back_and_a_new_edit_tried(space: Namespace, operat
     until(lambda: sequences(space, "chat-canary") == "32")
     assert sequences(space, "chat") == "8"
     operator.kill()
-
-
-def test_canary_without_traffic_waits_until_it_is_withdrawn(space: Namespace, operators: Operators, page: Page) -> None:
-    """It waits without requests, also paused, and changing the spec back removes it by hand."""
-    operator = start(space, operators, page)
-    settle(space)
-    space.apply(**NEW)
-    until(lambda: (drive(space), rollout(space).get("weightPercent") == 20)[1], why=lambda: rollout(space))
-    until(lambda: "no gateway reports this canary" in rollout(space)["message"], why=lambda: rollout(space))
-    page.revision, page.tracks = rollout(space)["canaryRevision"], {"stable": track(0), "canary": track(0)}
-    until(lambda: "no request has reached the canary" in rollout(space)["message"], why=lambda: rollout(space))
-    space.apply(**NEW, paused=True)
-    until(lambda: "spec.paused is true" in rollout(space)["message"], why=lambda: rollout(space))
-    page.tracks = GOOD
-    until(lambda: rollout(space)["gates"][0]["verdict"] == "Passed", why=lambda: rollout(space))
-    assert (rollout(space)["phase"], rollout(space)["weightPercent"]) == ("Canary", 20)
-    space.apply(**OLD)
-    reaches(space, "Stable", sequences_of_stable="8")
-    until(lambda: "chat-canary" not in space.names("deployments"))
-    assert "changed back" in rollout(space)["message"] and "rejectedRevision" not in rollout(space)
-    operator.kill()
-
-
-def test_operator_killed_before_each_kind_of_write_converges(
-    crd_installed: ControlPlane, operators: Operators, page: Page, tmp_path: Path
-) -> None:
-    """An undisturbed promotion shows the writes; then it runs once for each kind, and the operator dies before it.
-
-    ``tests/operator/reconcile/test_canary.py`` kills it before every single write.
-    """
-    spaces: list[Namespace] = []
-
-    def new_space() -> Namespace:
-        name = f"canary-{uuid.uuid4().hex[:8]}"
-        assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": name}}).ok
-        spaces.append(Namespace(crd_installed, name))
-        return spaces[-1]
-
-    def armed(space: Namespace) -> Path:
-        return tmp_path / space.name
-
-    first = new_space()
-    operator = start(first, operators, page, armed_by=armed(first))
-    settle(first)
-    armed(first).touch()
-    first.apply(**NEW)
-    until(lambda: bool(rollout(first).get("canaryRevision")))
-    # The revision is the same in all namespaces, because their specs are.
-    page.revision, page.tracks = rollout(first)["canaryRevision"], GOOD
-    reaches(first, "Stable", sequences_of_stable="16")
-    until(lambda: "chat-canary" not in first.names("deployments"))
-    operator.kill()
-    writes = operator.writes()
-    assert {"create ControllerRevision", "create Deployment", "create Service", "delete Deployment"} <= set(writes)
-    doomed = {write: new_space() for write in dict.fromkeys(writes)}
-    running = {
-        write: start(space, operators, page, before_write=write, armed_by=armed(space))
-        for write, space in doomed.items()
-    }
-    try:
-        for space in doomed.values():
-            settle(space)
-        for space in doomed.values():
-            armed(space).touch()
-            space.apply(**NEW)
-
-        def have_died() -> bool:
-            for space in doomed.values():
-                drive(space)
-            return not any(each.is_alive for each in running.values())
-
-        until(have_died, why=lambda: [write for write, each in running.items() if each.is_alive])
-        for each in running.values():
-            each.kill()
-        running = {write: start(space, operators, page) for write, space in doomed.items()}
-        for write, space in doomed.items():
-            reaches(space, "Stable", sequences_of_stable="16", why=lambda w=write, s=space: (w, rollout(s)))
-            until(lambda space=space: "chat-canary" not in space.names("deployments"))
-            until(lambda space=space: space.names("controllerrevisions") == first.names("controllerrevisions"))
-    finally:
-        for each in running.values():
-            each.kill()
-        for space in spaces:
-            # Without its finalizer, or an operator of a later test would find it in a namespace that ends.
-            if space.get("llmdeployments", "chat") is not None:
-                space.patch("llmdeployments", "chat", {"metadata": {"finalizers": None}})
-            crd_installed.client().delete(f"/api/v1/namespaces/{space.name}")
-        until(lambda: all(space.get("llmdeployments", "chat") is None for space in spaces))

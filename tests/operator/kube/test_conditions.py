@@ -17,7 +17,7 @@ from kube_support.operators import Namespace, Operators, until
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.fake_nodes import FakeNodes
 from quire_common.contract import engine as engine_names
-from quire_operator.domain.status.pod_failures import FailureReason
+from quire_operator.deployment.pod_failures import FailureReason
 
 NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "no-such-scheduler"}}
 SILENT = "127.0.77.9"

@@ -1,46 +1,29 @@
 """The operator is killed with SIGKILL between any two of its writes and restarted: it ends at the same objects.
 
-An undisturbed run of each stage shows the writes. Then the stage runs once for each of them, all at once, each in its
-own namespace with an operator that dies just before that write.
+An undisturbed change of a spec shows the writes. Then it is made once for each of them, all at once, each in its own
+namespace with an operator that dies just before that write. ``reconcile/test_reconcile.py`` and
+``reconcile/test_canary.py`` do so for other changes, in memory.
 """
 
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
-from kube_support.replicas import IDLE, engines_at
 
 from quire_cluster.audit import Position
 from quire_cluster.control_plane import ControlPlane
 
-ENGINES = "127.0.77.2"
 MADE: dict[str, Any] = {
     "model": {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}},
     "replicas": 2,
     "autoscaling": {"minReplicas": 1, "maxReplicas": 3},
 }
 CHANGED: dict[str, Any] = {"model": {"source": "hf://org/other"}, "replicas": 3, "engine": {"maxSequences": 8}}
-SHRINKING: dict[str, Any] = {
-    "replicas": 3,
-    "autoscaling": {"minReplicas": 1, "maxReplicas": 3, "scaleDown": {"window": "0s", "period": "1s", "maxStep": 2}},
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A stage in the life of an LLMDeployment. The operator dies between its writes from `begin` on."""
-
-    before: Callable[[Namespace], None]
-    begin: Callable[[Namespace], None]
-    is_over: Callable[[Namespace], bool]
-    must_write: frozenset[str]
 
 
 def seen(space: Namespace, replicas: int) -> bool:
@@ -56,10 +39,6 @@ def seen(space: Namespace, replicas: int) -> bool:
     )
 
 
-def nothing(space: Namespace) -> None:
-    """Prepare nothing: the first stage needs nothing."""
-
-
 def make(space: Namespace) -> None:
     space.apply(**MADE)
 
@@ -73,39 +52,11 @@ def change(space: Namespace) -> None:
     space.apply(**CHANGED)
 
 
-def make_three(space: Namespace) -> None:
-    space.apply(**SHRINKING)
-    space.wait_settled("chat")
-
-
-def run_three(space: Namespace) -> None:
-    assert len(space.run_pods("chat", address=ENGINES)) == 3
-
-
 def is_changed(space: Namespace) -> bool:
     return seen(space, 3) and "chat-models" not in space.names("persistentvolumeclaims")
 
 
-STAGES = {
-    "made": Stage(
-        before=nothing,
-        begin=make,
-        is_over=lambda space: seen(space, 2),
-        must_write=frozenset({"create Deployment", "create PersistentVolumeClaim", "write-status LLMDeployment"}),
-    ),
-    "changed": Stage(
-        before=make_and_settle,
-        begin=change,
-        is_over=is_changed,
-        must_write=frozenset({"update Deployment", "delete PersistentVolumeClaim", "write-status LLMDeployment"}),
-    ),
-    "scaled down": Stage(
-        before=make_three,
-        begin=run_three,
-        is_over=lambda space: seen(space, 1) and len(space.pods("chat")) == 1,
-        must_write=frozenset({"set-deletion-cost Pod", "update Deployment", "create Event"}),
-    ),
-}
+MUST_WRITE = frozenset({"update Deployment", "delete PersistentVolumeClaim", "write-status LLMDeployment"})
 
 
 def made_by_operator(space: Namespace, since: Position) -> Counter[str]:
@@ -146,10 +97,10 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[object]:
 
 
 class Ordeal:
-    """One stage with its namespaces and operators, undisturbed and killed."""
+    """A change of a spec, with its namespaces and operators, undisturbed and killed."""
 
-    def __init__(self, server: ControlPlane, operators: Operators, stage: Stage, folder: Path) -> None:
-        self.server, self.operators, self.stage, self._folder = server, operators, stage, folder
+    def __init__(self, server: ControlPlane, operators: Operators, folder: Path) -> None:
+        self.server, self.operators, self._folder = server, operators, folder
         self.spaces: list[Namespace] = []
         self.running: list[OperatorProcess] = []
         self.start = server.audit.position()
@@ -178,15 +129,15 @@ class Ordeal:
 
     def begin(self, space: Namespace) -> None:
         self.armed_by(space).touch()
-        self.stage.begin(space)
+        change(space)
 
     def undisturbed(self) -> tuple[Namespace, list[str]]:
         """Run without a disturbance; return the namespace and the operator's writes."""
         space = self.new_space()
         operator = self.operator(space)
-        self.stage.before(space)
+        make_and_settle(space)
         self.begin(space)
-        until(lambda: self.stage.is_over(space))
+        until(lambda: is_changed(space))
         writes: list[str] = []
 
         def is_quiet() -> bool:
@@ -205,25 +156,19 @@ class Ordeal:
 
 
 @pytest.fixture
-def ordeal(
-    request: pytest.FixtureRequest, crd_installed: ControlPlane, operators: Operators, tmp_path: Path
-) -> Iterator[Ordeal]:
-    prepared = Ordeal(crd_installed, operators, STAGES[request.param], tmp_path)
-    scaled = request.param == "scaled down"
-    with engines_at(ENGINES, IDLE) if scaled else nullcontext():
-        yield prepared
-        prepared.end()
+def ordeal(crd_installed: ControlPlane, operators: Operators, tmp_path: Path) -> Iterator[Ordeal]:
+    prepared = Ordeal(crd_installed, operators, tmp_path)
+    yield prepared
+    prepared.end()
 
 
-@pytest.mark.parametrize("ordeal", STAGES, indirect=True)
 def test_kill_before_any_write_leads_to_the_same_objects_once(ordeal: Ordeal) -> None:
-    stage = ordeal.stage
     undisturbed, writes = ordeal.undisturbed()
-    assert set(writes) >= stage.must_write, writes
+    assert set(writes) >= MUST_WRITE, writes
     doomed = {n: ordeal.new_space() for n in range(1, len(writes) + 1)}
     first = {n: ordeal.operator(space, before_write=n) for n, space in doomed.items()}
     for space in doomed.values():
-        stage.before(space)
+        make_and_settle(space)
     for space in doomed.values():
         ordeal.begin(space)
     # The number of status writes depends on the speed of the controllers: the last may not happen.
@@ -236,7 +181,7 @@ def test_kill_before_any_write_leads_to_the_same_objects_once(ordeal: Ordeal) ->
     wanted = look(undisturbed, addresses)
     for n, space in doomed.items():
         killed = f"killed before write {n}, {writes[n - 1]}"
-        until(lambda space=space: stage.is_over(space), why=lambda killed=killed: killed)
+        until(lambda space=space: is_changed(space), why=lambda killed=killed: killed)
         until(
             lambda space=space: look(space, addresses) == wanted,
             why=lambda space=space, killed=killed: (killed, differences(look(space, addresses), wanted)),
@@ -250,14 +195,3 @@ def test_kill_before_any_write_leads_to_the_same_objects_once(ordeal: Ordeal) ->
 
 def alive(operators: dict[int, OperatorProcess]) -> list[object]:
     return [(n, operator.writes()) for n, operator in operators.items() if operator.is_alive]
-
-
-def test_stored_decision_is_applied_after_a_crash(space: Namespace, operators: Operators) -> None:
-    space.apply(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 8})
-    first = operators.start(*space.flags(), identity=space.name)
-    space.wait_settled("chat")
-    first.kill()
-    space.patch("llmdeployments", "chat/status", {"status": {"autoscaling": {"desiredReplicas": 4}}}, manager="quire")
-    second = operators.start(*space.flags(), identity=space.name)
-    until(lambda: (space.get("deployments", "chat") or {})["spec"]["replicas"] == 4)
-    second.kill()

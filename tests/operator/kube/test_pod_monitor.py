@@ -7,6 +7,7 @@ the PodMonitor's selector, endpoints and podTargetLabels.
 import asyncio
 import json
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,11 @@ from specs import valid_spec
 
 from quire_cluster.ports import free_ports
 from quire_common.contract import engine as engine_names
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
-from quire_operator.domain.manifests import monitoring
-from quire_operator.domain.manifests.cluster_features import Monitoring
-from quire_operator.domain.manifests.objects import all_tracks
-from quire_operator.ports import ReplicaAddress
+from quire_operator.autoscaling.engine_metrics import PrometheusOptions
+from quire_operator.autoscaling.observation import ReplicaAddress, ReplicaPhase
+from quire_operator.autoscaling.prometheus import Prometheus
+from quire_operator.deployment import network
+from quire_operator.deployment.manifests import Monitoring, all_tracks
 
 POD_IP = "127.9.8.7"
 PAGE = """\
@@ -98,7 +96,7 @@ def prometheus(
     prometheus_programs: Mapping[str, Path], replica: dict[str, Any], page_port: int, tmp_path: Path
 ) -> Iterator[str]:
     """Yield its address."""
-    monitor: Any = monitoring.pod_monitor(Monitoring(), selector=all_tracks("scraped"))
+    monitor: Any = network.pod_monitor(Monitoring(), selector=all_tracks("scraped"))
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({"scrape_configs": [scrape_config(monitor, discovered(replica, page_port))]}))
     (port,) = free_ports(1)
@@ -139,14 +137,14 @@ async def test_series_have_the_names_that_are_queried(
                 await asyncio.sleep(0.1)
         (series,) = found
         pod = replica["metadata"]["name"]
-        names = {"namespace": shared_space.name, "pod": pod, monitoring.SERIES_LABEL: "scraped"}
+        names = {"namespace": shared_space.name, "pod": pod, network.SERIES_LABEL: "scraped"}
         assert names.items() <= series["metric"].items(), json.dumps(series)
 
         url = f"http://{POD_IP}:{page_port}{engine_names.METRICS_PATH}"
         address = ReplicaAddress(
             name=f"{shared_space.name}/{pod}", phase=ReplicaPhase.READY, metrics_url=url, by_prometheus=True
         )
-        adapter = Prometheus(PrometheusOptions(url=prometheus), clock=WallClock())
+        adapter = Prometheus(PrometheusOptions(url=prometheus), clock=time.time)
         sample = (await adapter.samples([address]))[address.name]
         await adapter.aclose()
         assert (sample.running, sample.waiting, sample.kv_tokens_capacity) == (3, 2, 1600)
@@ -161,6 +159,6 @@ async def test_series_have_the_names_that_are_queried(
 def full(namespace: str, *, most: int) -> str:
     """Return the expression of QuireAtMaxReplicas."""
     spec = valid_spec(name="scraped", namespace=namespace, autoscaling={"maxReplicas": most})
-    rule: Any = monitoring.prometheus_rule(spec, Monitoring())
+    rule: Any = network.prometheus_rule(spec, Monitoring())
     expressions = {entry["alert"]: entry["expr"] for entry in rule["groups"][0]["rules"]}
     return str(expressions["QuireAtMaxReplicas"])

@@ -8,10 +8,10 @@ from kube_support.operators import Namespace, OperatorProcess
 from kube_support.pod_security import CASES, SAFE
 from specs import valid_spec
 
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_security import EXCEPTIONS
-from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.deployment.desired import desired
+from quire_operator.deployment.manifests import Manifests
+from quire_operator.deployment.pod_rules import EXCEPTIONS
+from quire_operator.deployment.pod_template import Images
 
 IMAGES = Images(engine="engine", allowed_exceptions=EXCEPTIONS)
 

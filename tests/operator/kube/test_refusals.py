@@ -1,7 +1,5 @@
 """Specs that cannot be applied: an invalid spec, a taken name, a rejection by the API server. Each is reported."""
 
-from typing import Any
-
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 
@@ -32,22 +30,6 @@ def test_every_problem_of_a_spec_is_listed_and_pods_keep_running(shared: Namespa
     shared.apply("wrong", replicas=3)
     shared.wait_settled("wrong")
     assert shared.condition("wrong", "Degraded")["reason"] == "AsExpected"
-
-
-@pytest.mark.parametrize(
-    ("name", "pod", "path"),
-    [
-        ("on-host", {"hostNetwork": True}, "spec.podTemplate.spec.hostNetwork"),
-        ("reported", {"containers": [{"name": "engine", "ports": [{"containerPort": 1}]}]}, "engine].ports"),
-        ("unprobed", {"containers": [{"name": "engine", "readinessProbe": None}]}, "engine].readinessProbe"),
-    ],
-)
-def test_a_pod_template_that_breaks_a_replica_is_refused(
-    shared: Namespace, name: str, pod: dict[str, Any], path: str
-) -> None:
-    shared.apply(name, podTemplate={"spec": pod})
-    assert path in shared.wait_reason(name, "Ready", "InvalidSpec")["message"]
-    assert name not in shared.names("deployments")
 
 
 def test_object_rejected_by_the_server_is_not_retried(shared: Namespace) -> None:
@@ -81,14 +63,6 @@ def test_foreign_object_with_a_childs_name_is_never_changed(shared: Namespace) -
     service = shared.get("services", "taken")
     assert service is not None and service["spec"]["ports"][0]["port"] == 8000
     assert "taken" in shared.names("deployments")
-
-
-def test_no_pod_runs_with_a_foreign_service_account(shared: Namespace) -> None:
-    shared.create("serviceaccounts", {"metadata": {"name": "s3-admin"}})
-    shared.apply("s3-admin")
-    ready = shared.wait_reason("s3-admin", "Ready", "NameConflict")
-    assert "ServiceAccount s3-admin already exists and was not created by quire" in ready["message"]
-    assert "s3-admin" not in shared.names("deployments")
 
 
 def test_foreign_objects_that_differ_in_no_field_are_never_changed(shared: Namespace) -> None:
@@ -141,43 +115,3 @@ def test_a_quota_is_named(shared: Namespace) -> None:
     ready = shared.wait_reason("poor", "Ready", "QuotaExceeded")
     assert "exceeded quota: no-claims" in ready["message"]
     shared.delete("resourcequotas", "no-claims")
-
-
-def test_claim_removed_from_the_spec_is_deleted(shared: Namespace) -> None:
-    shared.apply("lean", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
-    shared.wait_settled("lean")
-    assert "lean-models" in shared.names("persistentvolumeclaims")
-    shared.apply("lean", model={"source": "hf://org/model"})
-
-    def leaving() -> bool:
-        claim = shared.get("persistentvolumeclaims", "lean-models")
-        return claim is None or "deletionTimestamp" in claim["metadata"]
-
-    until(leaving)
-
-
-def test_ready_replicas_make_it_ready_and_failed_ones_explain(shared: Namespace) -> None:
-    """There is no kubelet here: the pod's status is written as it would write it."""
-    shared.apply("lively", replicas=1)
-    shared.wait_settled("lively")
-    (pod,) = (p for p in shared.items("pods") if p["metadata"]["name"].startswith("lively-"))
-    name = pod["metadata"]["name"]
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    state = {"name": "engine", "ready": False, "restartCount": 0, "image": "x", "imageID": "", "state": waiting}
-    shared.patch("pods", f"{name}/status", {"status": {"phase": "Pending", "containerStatuses": [state]}})
-    degraded = shared.wait_reason("lively", "Degraded", "ImagePullFailed")
-    assert degraded["message"] == f"container engine of pod {name}: no such image"
-
-    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-    state |= {"ready": True, "state": running}
-    conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
-    done = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state], "conditions": conditions}
-    shared.patch("pods", f"{name}/status", {"status": done})
-    shared.wait_reason("lively", "Ready", "Serving")
-    for kind, reason in {
-        "Progressing": "Complete",
-        "Available": "ReplicaReady",
-        "ModelLoaded": "Loaded",
-        "Degraded": "AsExpected",
-    }.items():
-        assert shared.condition("lively", kind)["reason"] == reason

@@ -16,7 +16,7 @@ from kube_support.rights import operator_rights
 
 from quire_cluster.audit import Position
 from quire_cluster.control_plane import ControlPlane
-from quire_operator.adapters.kubernetes.cluster import WAKE_SLICES
+from quire_operator.kube.client import WAKE_SLICES
 
 ENGINES = "127.0.77.4"
 GATEWAY = {"addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}], "ports": []}

@@ -16,15 +16,12 @@ from quire_gateway.endpoints.kubernetes import KubernetesDiscovery, from_kubecon
 
 
 @pytest.fixture
-def two(
-    crd_installed: ControlPlane, operators: Operators, space: Namespace, request: pytest.FixtureRequest
-) -> Iterator[tuple[Namespace, Namespace]]:
-    """Yield two namespaces under one operator, with the flags that the test adds."""
-    more: tuple[str, ...] = getattr(request, "param", ())
+def two(crd_installed: ControlPlane, operators: Operators, space: Namespace) -> Iterator[tuple[Namespace, Namespace]]:
+    """Yield two namespaces under one operator."""
     created = crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": f"{space.name}-b"}})
     assert created.ok, created.body
     other = Namespace(crd_installed, f"{space.name}-b")
-    operator = operators.start(*space.flags(crd_installed.admin_kubeconfig), "--watch-namespace", other.name, *more)
+    operator = operators.start(*space.flags(crd_installed.admin_kubeconfig), "--watch-namespace", other.name)
     space.wait_holder(operator.identity)
     yield space, other
     operator.kill()
@@ -42,33 +39,6 @@ def wait_younger(older: Namespace, younger: Namespace, name: str = "chat") -> No
         return bool(made > first)
 
     until(made_later)
-
-
-def test_older_resource_keeps_the_served_name_until_deleted(two: tuple[Namespace, Namespace]) -> None:
-    older, younger = two
-    older.apply("chat", replicas=1)
-    older.wait_settled("chat")
-    wait_younger(older, younger)
-    younger.apply("talk", replicas=1, model={"source": "file:///m", "servedName": "chat"})
-    younger.wait_settled("talk")
-    ready = younger.wait_reason("talk", "Ready", "ServedNameConflict")
-    assert f"go to {older.name}/chat, which has served this name for longer" in ready["message"]
-    assert younger.condition("talk", "Degraded")["reason"] == "ServedNameConflict"
-    assert older.condition("chat", "Ready")["reason"] == "Starting"
-
-    older.delete("services", "chat")  # it is recreated, and the claim does not depend on it
-    until(lambda: older.get("services", "chat"))
-    younger.touch("talk", "again")
-    assert younger.wait_reason("talk", "Ready", "ServedNameConflict")
-    assert older.condition("chat", "Ready")["reason"] == "Starting"
-
-    older.apply("chat", replicas=1, model={"source": "file:///models/demo", "servedName": "else"})
-    younger.wait_reason("talk", "Ready", "Starting")
-    older.apply("chat", replicas=1)
-    older.wait_reason("chat", "Ready", "ServedNameConflict")  # it gave up the name, and its age does not bring it back
-    younger.delete("llmdeployments", "talk")
-    older.wait_reason("chat", "Ready", "Starting")
-    assert older.condition("chat", "Degraded")["reason"] == "AsExpected"
 
 
 ROLE: dict[str, Any] = {
@@ -132,7 +102,7 @@ def replicas_of(space: Namespace, *services: str) -> None:
         assert answer.ok, answer.body
 
 
-def routes(*spaces: Namespace, scope: NameScope = NameScope.CLUSTER) -> dict[str, set[str]]:
+def routes(*spaces: Namespace) -> dict[str, set[str]]:
     """Return the replicas of each model, as a gateway that starts now finds them."""
 
     async def first() -> Snapshot:
@@ -140,7 +110,7 @@ def routes(*spaces: Namespace, scope: NameScope = NameScope.CLUSTER) -> dict[str
         published: asyncio.Queue[Snapshot] = asyncio.Queue()
         async with access.session() as session, asyncio.timeout(60):
             names = tuple(space.name for space in spaces)
-            discovery = KubernetesDiscovery(access, session, namespaces=names, scope=scope)
+            discovery = KubernetesDiscovery(access, session, namespaces=names, scope=NameScope.CLUSTER)
             task = asyncio.create_task(discovery.run(published.put_nowait))
             found = await published.get()
             task.cancel()
@@ -210,21 +180,3 @@ def test_tenant_cannot_take_the_name_of_another_namespace(two: tuple[Namespace, 
     team_a.touch("chat", "again")
     assert team_a.condition("chat", "Ready")["reason"] == "Starting"
     tenant.kubectl("patch", "service", "extra", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-
-
-@pytest.mark.parametrize("two", [("--served-names", "namespaced")], indirect=True)
-def test_namespaced_names_never_conflict_across_namespaces(two: tuple[Namespace, Namespace]) -> None:
-    team_a, team_b = two
-    for space in two:
-        space.apply("chat", replicas=1)
-        space.wait_settled("chat")
-        replicas_of(space, "chat")
-    assert routes(*two, scope=NameScope.NAMESPACED) == {
-        f"{team_a.name}/chat": {f"{team_a.name}/chat-0"},
-        f"{team_b.name}/chat": {f"{team_b.name}/chat-0"},
-    }
-    assert [space.condition("chat", "Ready")["reason"] for space in two] == ["Starting", "Starting"]
-    deployment = team_a.get("deployments", "chat")
-    assert deployment is not None
-    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert args[args.index("--served-model-name") :][:3] == ["--served-model-name", "chat", f"{team_a.name}/chat"]

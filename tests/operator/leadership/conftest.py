@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from quire_operator.leadership import leader
+from quire_operator.kube import lease as lease_module
 
 
 class _LeapingSelector(selectors.DefaultSelector):
@@ -42,4 +42,4 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the loop's time as the elector's clock."""
-    monkeypatch.setattr(leader, "boottime", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(lease_module, "boottime", lambda: asyncio.get_running_loop().time())

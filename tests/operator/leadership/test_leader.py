@@ -7,9 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from quire_operator.leadership.leader import Elector, Timing
-from quire_operator.leadership.write_fence import FENCE_SECONDS, WriteFence
-from quire_operator.ports import Conflict, Lease, Unavailable
+from quire_operator.kube.errors import Conflict, Unavailable
+from quire_operator.kube.lease import FENCE_SECONDS, Elector, Lease, Timing, WriteFence
 
 TIMING = Timing(duration=0.3, retry=0.02, call=0.1)
 GATE = 0.2

@@ -7,10 +7,10 @@ import pytest
 from rendering import IMAGES
 from specs import valid_spec
 
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Invalid
+from quire_operator.api import Invalid
+from quire_operator.deployment.desired import desired
+from quire_operator.deployment.manifests import Manifests
+from quire_operator.deployment.pod_template import Images
 
 MODEL = {"source": "file:///models/demo"}
 

@@ -9,10 +9,10 @@ from specs import llmdeployment, valid_spec
 
 from quire_common.contract.adapters_file import ADAPTERS_KEY, Placement, parse_adapters
 from quire_common.served_names import Claim, NameScope
-from quire_operator.domain.cluster_state.observed import Key, Resource
-from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
-from quire_operator.domain.manifests.adapters import ADAPTERS_FILE, Listing, Refusal, deployment_key, listings
-from quire_operator.domain.manifests.objects import Manifests
+from quire_operator.deployment.manifests import Manifests
+from quire_operator.kube.objects import Key, Resource
+from quire_operator.kube.trimming import trim_adapter, trim_resource
+from quire_operator.lora.placement import ADAPTERS_FILE, Listing, Refusal, deployment_key, listings
 
 NOW = 1_800_000_000.0
 ROOM = {"adapters": {"maxRank": 8, "maxLoaded": 2}}

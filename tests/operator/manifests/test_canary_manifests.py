@@ -5,10 +5,10 @@ from typing import Any
 from rendering import IMAGES, rendered
 from specs import llmdeployment, valid_spec
 
-from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.cluster_state.trimming import trim_resource
-from quire_operator.domain.manifests.canary import Revision, canary_manifests, revision_manifests
-from quire_operator.domain.resource import HubSource, Invalid, Spec
+from quire_operator.api import HubSource, Invalid, Spec
+from quire_operator.canary.manifests import Revision, canary_manifests, revision_manifests
+from quire_operator.kube.objects import Resource
+from quire_operator.kube.trimming import trim_resource
 
 RAW: dict[str, Any] = {"model": {"source": "file:///m"}, "replicas": 4, "rollout": {"strategy": "Canary"}}
 

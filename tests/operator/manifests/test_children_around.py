@@ -6,10 +6,8 @@ import pytest
 from rendering import child, rendered
 from specs import valid_spec
 
-from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
-from quire_operator.domain.manifests.desired import child_refs
-from quire_operator.domain.manifests.objects import Manifests
+from quire_operator.deployment.desired import OPTIONAL_KINDS, child_refs
+from quire_operator.deployment.manifests import ClusterFeatures, Manifests, Monitoring
 
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
 COMPONENTS = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["engine", "engine-canary"]}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rendering import child, rendered, workload
 from specs import valid_spec
 
-from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.manifests.desired import child_refs
-from quire_operator.domain.manifests.objects import Manifests, selector
-from quire_operator.domain.resource import AdapterSpec, Spec
+from quire_operator.api import AdapterSpec, Spec
+from quire_operator.deployment import engine_contract
+from quire_operator.deployment.desired import child_refs
+from quire_operator.deployment.manifests import Manifests, selector
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 Children = Callable[..., Manifests]

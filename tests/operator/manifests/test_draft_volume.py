@@ -7,7 +7,7 @@ import pytest
 from rendering import mounts, volumes, workload
 from specs import valid_spec
 
-from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.deployment.pod_template import Images
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
 

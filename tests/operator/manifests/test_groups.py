@@ -8,11 +8,10 @@ import pytest
 from rendering import IMAGES, rendered, volumes
 from specs import parsed
 
-from quire_operator.domain.cluster_state.observed import HELD_PARTITION, Ref
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import desired, group_secret_name
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.api import Invalid, Spec
+from quire_operator.deployment.desired import desired, group_secret_name
+from quire_operator.deployment.manifests import ClusterFeatures, Manifests
+from quire_operator.kube.objects import HELD_PARTITION, Ref
 
 TWO = {"tensor": 4, "nodes": 2}
 GROUPS = Ref("LeaderWorkerSet", "chat-group")

@@ -6,7 +6,7 @@ import pytest
 from rendering import mounts, volumes, workload
 from specs import valid_spec
 
-from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.deployment.pod_template import Images
 
 DIGEST = f"sha256:{'a' * 64}"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")

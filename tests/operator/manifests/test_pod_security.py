@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from kube_support.pod_security import CASES, SAFE
 
-from quire_operator.domain.manifests.pod_security import EXCEPTIONS
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Invalid
+from quire_operator.api import Invalid
+from quire_operator.deployment.pod_rules import EXCEPTIONS
+from quire_operator.deployment.pod_template import Images
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,8 +7,8 @@ import pytest
 from kube_support.pod_security import SAFE
 from rendering import mounts, volumes
 
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import PullPolicy
+from quire_operator.api import PullPolicy
+from quire_operator.deployment.pod_template import Images
 
 Pod = Callable[..., Any]
 Problems = Callable[..., dict[str, str]]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.manifests.strategic_merge import merge
-from quire_operator.domain.resource.fields import Problem
+from quire_operator.api.fields import Problem
+from quire_operator.deployment.pod_template import merge
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),

@@ -7,17 +7,15 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
-from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
-from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
-from quire_operator.ports import ReplicaAddress
+from quire_operator.autoscaling.engine_metrics import PrometheusOptions
+from quire_operator.autoscaling.observation import ReplicaAddress, ReplicaPhase, ReplicaSample
+from quire_operator.autoscaling.prometheus import Prometheus
+from quire_operator.autoscaling.supply import SAMPLE_SECONDS
 
 
 @pytest.fixture
 async def prometheus(server):
-    adapter = Prometheus(PrometheusOptions(url=server.url), clock=WallClock())
+    adapter = Prometheus(PrometheusOptions(url=server.url), clock=time.time)
     yield adapter
     await adapter.aclose()
 
@@ -60,7 +58,7 @@ async def test_replica_is_read_by_its_pod_and_by_its_address(server, prometheus,
     async def scraped_twice() -> bool:
         async with httpx.AsyncClient(trust_env=False) as client:
             reply = await client.get(f"{server.url}/api/v1/query", params={"query": "count(vllm:num_requests_running)"})
-        return reply.json()["data"]["result"][0]["value"][1] == "2"
+        return [each["value"][1] for each in reply.json()["data"]["result"]] == ["2"]
 
     await until(scraped_twice)
     assert (await sample("prod/a")).running == 3

@@ -1,53 +1,29 @@
 """The polls of replicas with adapters: invalid reports, and pods that have not read the newest list."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quire_common.served_names import NameScope
-from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
-from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
-from quire_operator.domain.status.status import Event
-from quire_operator.ports import ClusterError, NotFound, Unavailable
-from quire_operator.reconcile.adapter_store import AdapterStore
-from quire_operator.reconcile.adapters import Adapters
-from quire_operator.reconcile.store import Store
+from quire_operator.deployment.store import Store
+from quire_operator.kube.errors import ClusterError, NotFound, Unavailable
+from quire_operator.kube.objects import Key, Pod, Resource
+from quire_operator.kube.trimming import trim_adapter, trim_resource
+from quire_operator.lora.controller import Adapters
 
 KEY = Key("prod", "chat")
 
 
-class Objects:
-    """Implements ``ports.AdapterObjects``."""
-
-    def __init__(self) -> None:
-        self.statuses: list[Any] = []
-        self.hurried: list[str] = []
-        self.errors: list[ClusterError] = []
-
-    async def list_adapters(self) -> AsyncIterator[Resource]:
-        yield adapter()
-
-    async def write_adapter_status(self, resource: Resource, status: Any) -> Resource:
-        self.statuses.append(status)
-        return adapter(version=str(len(self.statuses) + 1), status=status)
-
-    async def record_event(self, resource: Resource, event: Event) -> None: ...
-
-    async def annotate_pod(self, namespace: str, pod: str, digest: str) -> None:
-        self.hurried.append(pod)
-        if self.errors:
-            raise self.errors.pop()
-
-
 class Replica:
-    """Implements ``ports.ProgressReader``."""
+    """``Pages`` of a replica."""
 
-    answer = b'{"adapters": [], "slots": {"total": 2, "used": 0}, "loads_total": 0}'
+    page = b'{"adapters": [], "slots": {"total": 2, "used": 0}, "loads_total": 0}'
 
-    async def read(self, url: str) -> bytes | None:
-        return self.answer
+    async def answer(self, url: str) -> bytes | None:
+        return self.page
 
 
 def adapter(*, version: str = "1", status: Any = None) -> Resource:
@@ -65,22 +41,15 @@ async def polled(world: Any, pod: Callable[..., Pod]) -> Any:
     body = {"metadata": metadata, "spec": {"model": {"source": "file:///m"}, "engine": engine}}
     store.put_resource(trim_resource({"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment"} | body))
     store.put_pod(KEY, pod("chat-1"))
-    world.objects, world.replica, world.known = Objects(), Replica(), store
-    world.adapters = Adapters(
-        objects=world.objects,
-        adapters=AdapterStore(),
-        store=store,
-        reader=world.replica,
-        clock=world.clock,
-        enqueue=world.enqueued.append,
-        scope=lambda: NameScope.CLUSTER,
-    )
+    world.replica, world.known = Replica(), store
+    world.cluster.adapters = {Key("prod", "legal"): adapter()}
+    world.adapters = Adapters(replace(world.view, store=store), reader=world.replica, scope=lambda: NameScope.CLUSTER)
     await world.adapters.resync()
     return world
 
 
 def condition(world: Any, kind: str) -> str:
-    (found,) = [each for each in world.objects.statuses[-1]["conditions"] if each["type"] == kind]
+    (found,) = [each for each in world.cluster.statuses[-1]["conditions"] if each["type"] == kind]
     return f"{found['status']} {found['reason']}"
 
 
@@ -94,31 +63,29 @@ def condition(world: Any, kind: str) -> str:
     ids=["empty", "list", "half", "deep", "adapter is a text", "infinite"],
 )
 async def test_invalid_report_counts_as_no_answer(polled: Any, answer: bytes) -> None:
-    polled.replica.answer = answer
+    polled.replica.page = answer
     await polled.adapters.poll()
     assert condition(polled, "Ready") == "False Loading"
-    assert polled.objects.hurried == [], "it may be an image that knows no adapters"
+    assert polled.cluster.annotated == [], "it may be an image that knows no adapters"
 
 
 async def test_report_of_the_adapter_makes_it_ready(polled: Any) -> None:
     (entry,) = polled.adapters.entries(KEY)
     known = {"name": "legal", "generation": entry.generation, "state": "Loaded"}
-    polled.replica.answer = json.dumps(
-        {"adapters": [known], "slots": {"total": 2, "used": 1}, "loads_total": 1}
-    ).encode()
+    polled.replica.page = json.dumps({"adapters": [known], "slots": {"total": 2, "used": 1}, "loads_total": 1}).encode()
     await polled.adapters.poll()
     assert (condition(polled, "Ready"), condition(polled, "Loaded")) == ("True Serving", "True Loaded")
-    assert polled.objects.hurried == []
+    assert polled.cluster.annotated == []
 
 
 @pytest.mark.parametrize(
     ("errors", "times"), [([], 1), ([NotFound("gone")], 1), ([Unavailable("no answer")], 2)], ids=str
 )
 async def test_pod_is_hurried_once_unless_the_write_failed(polled: Any, errors: list[ClusterError], times: int) -> None:
-    polled.objects.errors = errors
+    polled.cluster.errors["annotate chat-1"] = errors
     for _ in range(3):
         await polled.adapters.poll()
-    assert polled.objects.hurried == ["chat-1"] * times
+    assert polled.cluster.annotated == ["chat-1"] * times
 
 
 async def test_pod_that_is_gone_is_forgotten(polled: Any, pod: Callable[..., Pod]) -> None:
@@ -128,4 +95,4 @@ async def test_pod_that_is_gone_is_forgotten(polled: Any, pod: Callable[..., Pod
     await polled.adapters.poll()
     polled.known.put_pod(KEY, pod("chat-1"))
     await polled.adapters.poll()
-    assert polled.objects.hurried == ["chat-1"] * 2
+    assert polled.cluster.annotated == ["chat-1"] * 2

@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 import pytest
 
-from quire_operator.adapters.kubernetes.errors import error_of
 from quire_operator.app.telemetry import Server, Telemetry, WatchHealth
-from quire_operator.ports import (
+from quire_operator.kube.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -17,6 +16,7 @@ from quire_operator.ports import (
     Refused,
     Throttled,
     Unavailable,
+    error_of,
 )
 
 

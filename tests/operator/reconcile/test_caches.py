@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.reconcile import reconciler
+from quire_operator.deployment import controller as controller_module
+from quire_operator.kube.objects import Key, Ref
 
 KEY = Key("prod", "chat")
 CLAIM, DEPLOYMENT = Ref("PersistentVolumeClaim", "chat-models"), Ref("Deployment", "chat")
@@ -56,7 +56,7 @@ async def test_in_place_rollout_message_warns_of_interruption(world: Any) -> Non
 
 async def test_children_of_an_older_operator_stay_until_changed(world: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as older:
-        older.setattr(reconciler, "cache_refusal", lambda spec, was_let_in: (None, None))
+        older.setattr(controller_module, "cache_refusal", lambda spec, was_let_in: (None, None))
         world.apply(model=cached(), autoscaling={"maxReplicas": 3})
         await world.settle()
         world.run_replicas()

@@ -4,13 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from fake_cluster import Killed
 
 from quire_common.contract.gateway import bin_of
-from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.canary.figures import Track, Tracks
-from quire_operator.domain.cluster_state.observed import ContainerState, Ref
+from quire_operator.autoscaling.history import ScalingRecord
+from quire_operator.canary.analysis import Track, Tracks
+from quire_operator.kube.objects import ContainerState, Ref
 
-from .conftest import DEPLOYMENT, KEY, Killed, World
+from .conftest import DEPLOYMENT, KEY, World
 
 CANARY, SERVICE = Ref("Deployment", "chat-canary"), Ref("Service", "chat-canary")
 STEPS = [{"weightPercent": 20, "duration": "1m"}, {"weightPercent": 50, "duration": "1m"}]
@@ -136,7 +137,7 @@ async def test_good_canary_is_promoted_step_by_step(world: World) -> None:
     await world.settle()
     assert phase(world) == ("Stable", 0)
     assert {CANARY, SERVICE}.isdisjoint(world.cluster.children) and len(revisions(world)) == 1
-    assert {event.reason for event in world.cluster.told} >= {"CanaryStarted", "CanaryPassed", "CanaryPromoted"}
+    assert {event.reason for event in world.cluster.events} >= {"CanaryStarted", "CanaryPassed", "CanaryPromoted"}
 
 
 @pytest.mark.parametrize(("tracks", "why"), [(SLOW, "TimeToFirstToken p95"), (FAILING, "ErrorRate")])

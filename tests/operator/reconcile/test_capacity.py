@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from quire_common.model_memory import ModelConfig, ModelFacts, parse_model_config
-from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.resource import HubSource
-from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
-from quire_operator.reconcile import capacity_check
-from quire_operator.reconcile.capacity_check import CapacityCheck
-from quire_operator.reconcile.hub_reader import HubReader
+from quire_operator.api import HubSource
+from quire_operator.capacity import check as check_module
+from quire_operator.capacity.check import CapacityCheck
+from quire_operator.capacity.hub import HubReader, ModelUnknown
+from quire_operator.kube.errors import Forbidden, Unavailable
+from quire_operator.kube.objects import Ref
 
 MODEL = {"source": "hf://org/big"}
 CONFIG = {
@@ -33,7 +33,7 @@ def facts(parameters: int) -> ModelFacts:
 
 
 class Hub:
-    """A ``ports.ModelReader`` with chosen answers."""
+    """``HubFacts`` with chosen answers."""
 
     def __init__(self) -> None:
         self.answer: ModelFacts | ModelUnknown = facts(8 * 10**9)
@@ -51,31 +51,22 @@ class Hub:
     async def aclose(self) -> None: ...
 
 
-class Nodes:
-    """A ``ports.Nodes`` with chosen answers."""
-
-    def __init__(self) -> None:
-        self.mebibytes: int | Exception = 15_360
-        self.asked = 0
-
-    async def labels(self) -> list[dict[str, str]]:
-        self.asked += 1
-        if isinstance(self.mebibytes, Exception):
-            raise self.mebibytes
-        return [{"nvidia.com/gpu.memory": str(self.mebibytes)}]
+def gpus(mebibytes: int) -> list[dict[str, str]]:
+    """Return the labels of the only node with GPUs."""
+    return [{"nvidia.com/gpu.memory": str(mebibytes)}]
 
 
 @pytest.fixture
 async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the world with an operator that checks capacity."""
-    monkeypatch.setattr(capacity_check, "_WAIT_SECONDS", 0.05)
-    world.hub, world.nodes = Hub(), Nodes()
+    monkeypatch.setattr(check_module, "_WAIT_SECONDS", 0.05)
+    world.hub, world.cluster.nodes = Hub(), gpus(15_360)
 
     def restart() -> None:
         world.check = CapacityCheck(
-            hub=HubReader(world.hub, now=world.clock.now),
-            nodes=world.nodes,
-            now=world.clock.now,
+            hub=HubReader(world.hub, now=world.clock),
+            kube=world.cluster,
+            now=world.clock,
             enqueue=world.enqueued.append,
         )
         world.start(capacity=world.check)
@@ -99,14 +90,14 @@ async def test_no_child_is_created_if_the_model_does_not_fit(checked: Any) -> No
     "fix",
     [
         lambda world: world.apply(model=MODEL, resources=GPU, engine={"kvCache": {"memoryPercent": 100}}),
-        lambda world: setattr(world.nodes, "mebibytes", 81_559),
+        lambda world: setattr(world.cluster, "nodes", gpus(81_559)),
         lambda world: setattr(world.hub, "answer", facts(10**9)),
-        lambda world: setattr(world.nodes, "mebibytes", 81_559) or world.restart_checking(),
+        lambda world: setattr(world.cluster, "nodes", gpus(81_559)) or world.restart_checking(),
     ],
     ids=["the spec", "the nodes", "the model", "another process"],
 )
 async def test_children_are_created_when_capacity_suffices(checked: Any, fix: Callable[[Any], None]) -> None:
-    checked.nodes.mebibytes = 18_500
+    checked.cluster.nodes = gpus(18_500)
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" not in await checked.settle()
     checked.clock.time += 601.0
@@ -152,7 +143,7 @@ CANARY = Ref("Deployment", "chat-canary")
 
 async def serving_stable(checked: Any, *, mebibytes: int = 18_500, parameters: int = 10**9) -> None:
     """Let a spec that fits serve with strategy Canary."""
-    checked.nodes.mebibytes = mebibytes
+    checked.cluster.nodes = gpus(mebibytes)
     checked.hub.answer = facts(parameters)
     checked.apply(model=MODEL, resources=GPU, rollout=CANARY_ROLLOUT)
     await checked.serve()
@@ -167,11 +158,11 @@ async def test_no_canary_is_created_if_its_model_does_not_fit(checked: Any) -> N
     assert checked.condition("Available") == "True ReplicaReady"
     assert CANARY not in checked.cluster.children
 
-    checked.nodes.mebibytes = 81_559
+    checked.cluster.nodes = gpus(81_559)
     checked.clock.time += 61.0
     await checked.settle()
     assert checked.condition("Ready") == "True Serving" and CANARY in checked.cluster.children
-    checked.nodes.mebibytes = 18_500
+    checked.cluster.nodes = gpus(18_500)
     checked.clock.time += 61.0
     await checked.settle()
     assert checked.condition("Degraded") == "True InsufficientGPUMemory", "it is applied, and its replicas start"
@@ -183,7 +174,7 @@ async def test_no_canary_is_created_if_its_model_does_not_fit(checked: Any) -> N
 @pytest.mark.parametrize("waits", [False, True], ids=["starts", "is paused"])
 async def test_estimate_of_a_serving_stable_spec_blocks_no_canary(checked: Any, waits: bool) -> None:
     await serving_stable(checked, mebibytes=81_559, parameters=8 * 10**9)
-    checked.nodes.mebibytes = 18_500
+    checked.cluster.nodes = gpus(18_500)
     checked.clock.time += 61.0
     fits = {"kvCache": {"memoryPercent": 100}}
     checked.apply(model=MODEL, resources=GPU, engine=fits, rollout=CANARY_ROLLOUT, paused=waits)
@@ -234,15 +225,15 @@ async def test_known_facts_are_kept_when_the_hub_is_down(checked: Any) -> None:
 
 @pytest.mark.parametrize("error", [Forbidden("nodes is forbidden"), Unavailable("no answer")])
 async def test_nodes_that_may_not_be_listed_are_unknown(checked: Any, error: Exception) -> None:
-    checked.nodes.mebibytes = error
+    checked.cluster.errors["nodes"] = [error]
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" in await checked.settle()
     await checked.settle()
-    assert (checked.nodes.asked, checked.hub.asked) == (1, 0)
+    assert (checked.cluster.read.count(Ref("Node", "")), checked.hub.asked) == (1, 0)
 
 
 async def test_number_of_cached_models_is_bounded(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity_check, "_MOST_MODELS", 2)
+    monkeypatch.setattr(check_module, "_MOST_MODELS", 2)
     for name in "abc":
         checked.apply(model={"source": f"hf://org/{name}"}, resources=GPU)
         await checked.settle()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import Key, Pod, Ref
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.ports import Unavailable
+from quire_operator.deployment.manifests import ClusterFeatures
+from quire_operator.kube.errors import Unavailable
+from quire_operator.kube.objects import Key, Pod, Ref
 
 KEY = Key("prod", "chat")
 POLICY, BUDGET = Ref("NetworkPolicy", "chat"), Ref("PodDisruptionBudget", "chat")

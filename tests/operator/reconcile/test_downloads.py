@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import ContainerState, Key, Pod
-from quire_operator.reconcile.downloads import Downloads
+from quire_operator.deployment.downloads import Downloads
+from quire_operator.kube.objects import ContainerState, Key, Pod
 
 KEY = Key("prod", "chat")
 FETCHING = ContainerState(name="fetch-model", init=True, ready=False, restarts=0, running=True)
@@ -16,13 +16,13 @@ MadePod = Callable[..., Pod]
 
 
 class Replicas:
-    """Implements ``ports.ProgressReader``."""
+    """``Pages`` in memory."""
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
         self.asked: list[str] = []
 
-    async def read(self, url: str) -> bytes | None:
+    async def answer(self, url: str) -> bytes | None:
         self.asked.append(url)
         return self.pages.get(url)
 
@@ -34,9 +34,7 @@ class Replicas:
 def fetching(world: Any, pod: MadePod) -> Any:
     """Return a world with a replica that downloads its model."""
     world.replicas = Replicas()
-    world.downloads = Downloads(
-        store=world.store, reader=world.replicas, clock=world.clock, enqueue=world.enqueued.append
-    )
+    world.downloads = Downloads(world.view, world.replicas)
     world.start(download=world.downloads.progress)
     world.apply(model={"source": "s3://bucket/m"})
     world.cluster.pods = {"a": pod("a", ready=False, phase="Pending", ip="10.0.0.1", containers=(FETCHING,))}

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from quire_common.model_memory import ModelFacts
-from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.domain.resource import HubSource
-from quire_operator.ports import Conflict, ModelUnknown, Refused, Throttled
-from quire_operator.reconcile.hub_reader import HubReader
-from quire_operator.reconcile.model_revisions import ModelRevisions
+from quire_operator.api import HubSource
+from quire_operator.capacity.hub import HubReader, ModelUnknown
+from quire_operator.kube.errors import Conflict, Refused, Throttled
+from quire_operator.kube.objects import Key, Ref
 
 KEY = Key("prod", "chat")
 CHILDREN = [
@@ -24,7 +23,7 @@ IMAGE = {"source": "oci://registry.example/llama:1"}
 
 
 class Hub:
-    """A ``ports.ModelReader`` that knows the commit of every model."""
+    """``HubFacts`` that knows the commit of every model."""
 
     async def commit(self, source: HubSource) -> str:
         return 40 * "a"
@@ -56,7 +55,7 @@ class Hub:
 )
 async def test_new_one_costs_its_children_and_its_status(world: Any, spec: dict[str, Any], calls: list[str]) -> None:
     """One write of the status records all decisions before they are applied."""
-    world.reconciler._revisions = ModelRevisions(HubReader(Hub(), now=world.clock.now))
+    world.start(hub=HubReader(Hub(), now=world.clock))
     world.apply(**spec)
     asked = await world.settle(passes=2)
     assert [call.partition(" chat-" if "Revision" in call else "\n")[0] for call in asked] == calls

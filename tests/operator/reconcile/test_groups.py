@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import ContainerState, Key, Pod, Ref
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.ports import Forbidden, Refused
+from quire_operator.deployment.manifests import ClusterFeatures
+from quire_operator.kube.errors import Forbidden, Refused
+from quire_operator.kube.objects import ContainerState, Key, Pod, Ref
 
 KEY = Key("prod", "chat")
 GROUPS, DEPLOYMENT = Ref("LeaderWorkerSet", "chat-group"), Ref("Deployment", "chat")
@@ -90,7 +90,7 @@ async def test_each_revision_has_a_secret_that_is_never_shown(grouped: Any) -> N
     assert len(secrets_of(grouped)) == 2
     values = {str(grouped.cluster.secrets[name].body["stringData"]["secret"]) for name in secrets_of(grouped)}
     assert len(values) == 2
-    written = repr([grouped.cluster.statuses, grouped.cluster.told, grouped.cluster.manifests, grouped.cluster.asked])
+    written = repr([grouped.cluster.statuses, grouped.cluster.events, grouped.cluster.manifests, grouped.cluster.asked])
     assert not [secret for secret in values if secret in written]
 
 

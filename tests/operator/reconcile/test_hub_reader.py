@@ -6,15 +6,14 @@ import pytest
 
 from quire_common.model_memory import ModelFacts
 from quire_common.model_source import HubSource, parse_source
-from quire_operator.ports import ModelUnknown
-from quire_operator.reconcile import hub_reader
-from quire_operator.reconcile.hub_reader import HubReader
+from quire_operator.capacity import hub as hub_module
+from quire_operator.capacity.hub import HubReader, ModelUnknown
 
 COMMIT = "1" * 40
 
 
 class Hub:
-    """Implements ``ports.ModelReader``."""
+    """``HubFacts`` with chosen answers."""
 
     def __init__(self) -> None:
         self.answer: str | ModelUnknown | None = COMMIT
@@ -56,7 +55,7 @@ async def test_unreachable_hub_pauses_both_kinds_of_request(first: str) -> None:
 
 
 async def test_hanging_hub_counts_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_reader, "_COMMIT_SECONDS", 0.01)
+    monkeypatch.setattr(hub_module, "_COMMIT_SECONDS", 0.01)
     hub = Hub()
     hub.answer = None
     reader = HubReader(hub, now=lambda: 0.0)

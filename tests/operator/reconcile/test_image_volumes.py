@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from quire_operator.adapters.kubernetes.image_volumes import ImageVolumes
-from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.ports import ClusterError, Forbidden, QuotaExceeded, Refused, Unavailable
+from quire_operator.deployment.manifests import Manifest
+from quire_operator.kube.client import KubeClient
+from quire_operator.kube.errors import ClusterError, Forbidden, QuotaExceeded, Refused, Unavailable
+from quire_operator.kube.objects import Key, Ref
 
-DEPLOYMENT = {"metadata": {"name": "chat"}}
+DEPLOYMENT = Manifest(ref=Ref("Deployment", "chat"), body={"metadata": {"name": "chat"}})
 IMAGE = {"source": "oci://registry.example/llama:1"}
 
 
@@ -87,8 +88,8 @@ class Connection:
 )
 async def test_dry_run_is_repeated_until_images_are_mounted(result: ClusterError | list[Any] | None) -> None:
     connection = Connection(result, [{"name": "probe", "image": {"reference": "probe"}}])
-    volumes = ImageVolumes(connection)  # type: ignore[arg-type]
-    assert [await volumes.supported("prod", DEPLOYMENT) for _ in range(3)] == [False, True, True]
+    kube = KubeClient(connection)  # type: ignore[arg-type]
+    assert [await kube.takes_image_volumes(Key("prod", "chat"), DEPLOYMENT) for _ in range(3)] == [False, True, True]
     assert [("dryRun", "All") in query for query in connection.queries] == [True, True]
 
 
@@ -96,11 +97,13 @@ async def test_inconclusive_dry_run_is_repeated() -> None:
     policy = Refused("ValidatingAdmissionPolicy 'registries' denied request: image is not allowed")
     user = Refused(".spec.template.spec.nodeSelektor: field not declared in schema")
     errors = [Forbidden("no"), QuotaExceeded("full"), policy, user]
-    volumes = ImageVolumes(Connection(*errors, [{"image": {}}]))  # type: ignore[arg-type]
+    kube = KubeClient(Connection(*errors, [{"image": {}}]))  # type: ignore[arg-type]
     for error in errors:
         with pytest.raises(type(error)):
-            await volumes.supported("strict", DEPLOYMENT)
-    assert await volumes.supported("prod", DEPLOYMENT), "what one namespace rejects says nothing about another"
+            await kube.takes_image_volumes(Key("strict", "chat"), DEPLOYMENT)
+    assert await kube.takes_image_volumes(Key("prod", "chat"), DEPLOYMENT), (
+        "what one namespace rejects says nothing about another"
+    )
 
 
 @pytest.mark.parametrize(

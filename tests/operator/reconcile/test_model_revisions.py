@@ -6,19 +6,17 @@ from typing import Any
 import pytest
 
 from quire_common.contract.engine import FETCHED_VERSION
-from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.cluster_state.trimming import trim_pod, trim_resource
-from quire_operator.domain.resource import HubSource
-from quire_operator.ports import ModelUnknown
-from quire_operator.reconcile.hub_reader import HubReader
-from quire_operator.reconcile.model_revisions import ModelRevisions
+from quire_operator.api import HubSource
+from quire_operator.capacity.hub import HubReader, ModelUnknown
+from quire_operator.kube.objects import Ref
+from quire_operator.kube.trimming import trim_pod, trim_resource
 
 FIRST, SECOND = "1" * 40, "2" * 40
 BRANCH = {"source": "hf://org/m@main"}
 
 
 class Hub:
-    """The part of a ``ports.ModelReader`` that resolves."""
+    """The part of ``HubFacts`` that resolves."""
 
     def __init__(self) -> None:
         self.answer: str | ModelUnknown = FIRST
@@ -40,7 +38,7 @@ def moving(world: Any) -> Any:
 
 
 def start_resolving(world: Any) -> None:
-    world.start(revisions=ModelRevisions(HubReader(world.hub, now=world.clock.now)))
+    world.start(hub=HubReader(world.hub, now=world.clock))
 
 
 def fetched(world: Any) -> str:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
-from quire_operator.ports import Forbidden, NotFound, Refused, Unavailable
-from quire_operator.reconcile.optional_kinds import OptionalKinds
+from quire_operator.deployment.desired import OPTIONAL_KINDS
+from quire_operator.deployment.manifests import ClusterFeatures, Monitoring
+from quire_operator.deployment.observe import OptionalKinds
+from quire_operator.kube.errors import Forbidden, NotFound, Refused, Unavailable
+from quire_operator.kube.objects import Ref
 
 MONITOR, RULE = Ref("PodMonitor", "chat"), Ref("PrometheusRule", "chat")
 AUTOSCALED = {"autoscaling": {"maxReplicas": 3}}
@@ -18,7 +18,7 @@ AUTOSCALED = {"autoscaling": {"maxReplicas": 3}}
 @pytest.fixture
 def kinds(world: Any) -> OptionalKinds:
     """Return the kinds found by a refresh, as ``app`` has them."""
-    found = OptionalKinds(cluster=world.cluster, store=world.store, enqueue=world.enqueued.append)
+    found = OptionalKinds(world.view)
 
     def features() -> ClusterFeatures:
         return ClusterFeatures(monitoring=Monitoring(), served_kinds=found.served)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster import Killed
 
-from quire_operator.domain.autoscaling.history import Change, ScalingRecord
-from quire_operator.domain.cluster_state.observed import Key, Owner, Pod, Ref
-from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.status.conditions import MetricsProblem, MetricsReason
-from quire_operator.ports import (
+from quire_operator.autoscaling.history import Change, ScalingNotDone, ScalingRecord
+from quire_operator.deployment import scaling as scaling_module
+from quire_operator.deployment.conditions import MetricsProblem, MetricsReason
+from quire_operator.deployment.controller import retry_after
+from quire_operator.kube.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -19,12 +20,11 @@ from quire_operator.ports import (
     NotLeading,
     QuotaExceeded,
     Refused,
-    ScalingNotDone,
     Throttled,
     Unavailable,
 )
-from quire_operator.reconcile import pending_scaling
-from quire_operator.reconcile.reconciler import retry_after
+from quire_operator.kube.objects import Key, Owner, Pod, Ref
+from quire_operator.kube.ownership import ForeignField
 
 KEY = Key("prod", "chat")
 DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")
@@ -101,7 +101,7 @@ async def test_drift_is_repaired_and_reported(world: Any) -> None:
     world.cluster.children[DEPLOYMENT] = replace(child, version="500", fingerprint="x", foreign=foreign)
     world.cluster.version = 500
     assert await world.settle() == ["update Deployment chat", "event DriftRepaired"]
-    assert "spec.replicas (set by kubectl)" in world.cluster.told[-1].message
+    assert "spec.replicas (set by kubectl)" in world.cluster.events[-1].message
 
 
 async def test_additions_are_removed_or_named(world: Any) -> None:
@@ -189,6 +189,26 @@ async def test_interrupted_reconcile_is_completed_by_the_next(world: Any, write:
     await world.settle()
     assert world.condition("Ready") == "False Starting"
     assert {f"create {ref}" for ref in world.cluster.children} == set(CHILDREN)
+
+
+async def test_operator_killed_before_any_first_write_converges(world: Any) -> None:
+    """Die before the nth write of a new LLMDeployment, for each n; then another process goes on."""
+    cached = {"source": "hf://org/m", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
+    spec = {"model": cached, "replicas": 3, "autoscaling": AUTOSCALING}
+    world.apply(**spec)
+    writes = await world.settle()
+    wanted = {ref: child.fingerprint for ref, child in world.cluster.children.items()}
+    assert len(writes) > len(CHILDREN)
+    for number in range(len(writes)):
+        other = type(world)()
+        other.cluster.dies_before = number
+        other.apply(**spec)
+        with pytest.raises(Killed):
+            await other.settle()
+        other.restart()
+        await other.settle()
+        found = {ref: child.fingerprint for ref, child in other.cluster.children.items()}
+        assert (found, asked(other)) == (wanted, 3), f"killed at write {number}, {writes[number]}"
 
 
 async def test_failed_event_does_not_stop_reconciling(world: Any) -> None:
@@ -330,7 +350,7 @@ async def test_record_of_earlier_bounds_is_written_within_the_new_ones(world: An
 async def test_record_that_waited_too_long_is_never_written(world: Any, monkeypatch: Any) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING)
     await world.settle()
-    monkeypatch.setattr(pending_scaling, "_PERSIST_SECONDS", 0.0)
+    monkeypatch.setattr(scaling_module, "_PERSIST_SECONDS", 0.0)
     with pytest.raises(ScalingNotDone, match="within 0 s"):
         await world.reconciler.scaling.persist(KEY, record(5))
     await world.settle()
@@ -428,7 +448,7 @@ async def test_recommend_mode_follows_other_writers(world: Any) -> None:
         await world.settle()
         assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == count
     assert world.condition("Autoscaling") == "True Recommending"
-    assert "DriftRepaired" not in {event.reason for event in world.cluster.told}
+    assert "DriftRepaired" not in {event.reason for event in world.cluster.events}
 
 
 async def test_conflict_is_resolved_without_waiting_for_a_dead_watch(world: Any) -> None:

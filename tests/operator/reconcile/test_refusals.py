@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.ports import ClusterError, Forbidden, QuotaExceeded, Refused
+from quire_operator.kube.errors import ClusterError, Forbidden, QuotaExceeded, Refused
+from quire_operator.kube.objects import Key, Ref
+from quire_operator.kube.ownership import ForeignField
 
 KEY = Key("prod", "chat")
 DEPLOYMENT = Ref("Deployment", "chat")

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.convergence.repairs import STATUS, RepairLog
+from quire_operator.deployment.repairs import STATUS, RepairLog
+from quire_operator.kube.objects import Ref
+from quire_operator.kube.ownership import ForeignField
 
 DEPLOYMENT = Ref("Deployment", "chat")
 HOUR = 3600

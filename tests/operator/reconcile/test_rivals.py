@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.served_names import Claim, NameScope
-from quire_operator.domain.cluster_state.observed import Key, Resource
-from quire_operator.domain.manifests.served_names import conflict, recorded_claim, wanted_claim
+from quire_operator.deployment.served_names import conflict, recorded_claim, wanted_claim
+from quire_operator.kube.objects import Key, Ref, Resource
 
 KEY, OTHER = Key("prod", "chat"), Key("team", "talk")
 CREATED = "2026-01-02T00:00:00Z"
@@ -132,6 +132,8 @@ async def test_names_of_other_namespaces_do_not_compete(world: Any) -> None:
     await world.settle()
     scaling = world.cluster_scaling()
     assert {subject.model for subject in scaling.subjects()} == {"prod/chat"}
+    args = world.cluster.manifests[Ref("Deployment", "chat")].body["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[args.index("--served-model-name") :][:3] == ["--served-model-name", "chat", "prod/chat"]
     neighbour = Key(KEY.namespace, "talk")
     world.store.put_resource(rival(OLDER, key=neighbour))
     await world.settle()

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import Key, Owner, Ref
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.ports import Refused
+from quire_operator.deployment.pod_template import Images
+from quire_operator.kube.errors import Refused
+from quire_operator.kube.objects import Key, Owner, Ref
 
 DEPLOYMENT = Ref("Deployment", "chat")
 OTHER = Key("prod", "other")

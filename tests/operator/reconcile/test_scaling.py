@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.autoscaling.autoscaler import decide
-from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
-from quire_operator.domain.autoscaling.history import History
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.scaling.autoscale import observe
+from quire_operator.autoscaling.autoscale import observe
+from quire_operator.autoscaling.decide import decide
+from quire_operator.autoscaling.history import History
+from quire_operator.autoscaling.observation import GatewayRequests, ReplicaPhase
+from quire_operator.kube.objects import Key, Ref
 
 KEY = Key("prod", "chat")
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
@@ -167,7 +166,7 @@ async def test_changed_resource_is_read_again(world: Any, monkeypatch: Any) -> N
     looked = world.cluster_scaling()
     (before,) = looked.subjects()
     parsed: list[object] = []
-    monkeypatch.setattr("quire_operator.scaling.cluster_scaling.Spec.parse", lambda body: parsed.append(body))
+    monkeypatch.setattr("quire_operator.autoscaling.controller.Spec.parse", lambda body: parsed.append(body))
     assert looked.subjects() == [before]
     assert parsed == []
     monkeypatch.undo()
@@ -270,13 +269,13 @@ async def test_scaling_of_a_serving_deployment_leaves_it_ready(world: Any, pod: 
     world.cluster.pods = {name: pod(name) for name in "abc"[:before]}
     await world.settle()
     since = [c["lastTransitionTime"] for c in world.status["conditions"] if c["type"] == "Ready"]
-    events, writes = len(world.cluster.told), len(world.cluster.statuses)
+    events, writes = len(world.cluster.events), len(world.cluster.statuses)
     world.clock.time += 60
     await world.cluster_scaling().scale("prod/chat", replicas=replicas, victims=())
     await world.settle()
     ready = [c for status in world.cluster.statuses[writes:] for c in status["conditions"] if c["type"] == "Ready"]
     assert {(c["status"], c["reason"], c["lastTransitionTime"]) for c in ready} == {("True", "Serving", *since)}
-    assert len(ready) == 1 and world.cluster.told[events:] == []
+    assert len(ready) == 1 and world.cluster.events[events:] == []
 
 
 async def test_new_template_is_rolling_out_before_it_is_observed(world: Any) -> None:

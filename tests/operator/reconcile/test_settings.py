@@ -10,7 +10,7 @@ import pytest
 from quire_common.errors import FlagsError
 from quire_operator import __version__
 from quire_operator.app.settings import parse_settings
-from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, ReplicaLabels
+from quire_operator.autoscaling.engine_metrics import PrometheusOptions, ReplicaLabels
 
 
 def test_defaults_watch_all_namespaces_as_the_pods_account() -> None:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.ports import Forbidden, PartlyForbidden
-from quire_operator.reconcile.resync import Unlisted, resync
-from quire_operator.reconcile.store import Store
+from quire_operator.deployment.observe import Unlisted, resync
+from quire_operator.deployment.store import Cluster, Store
+from quire_operator.kube.errors import Forbidden, PartlyForbidden
+from quire_operator.kube.objects import Key, Ref
 
 KEY = Key("prod", "chat")
 DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")
@@ -53,7 +53,7 @@ async def test_resync_fills_an_empty_store(world: Any, pod: Any) -> None:
     await settled(world)
     world.cluster.pods = {"a": pod("a")}
     store, news = Store(), []
-    await resync(world.cluster, store, kinds=KINDS, enqueue=news.append)
+    await resync(Cluster(kube=world.cluster, store=store, enqueue=news.append), KINDS)
     assert store.children(KEY) == {ref: child.after(None) for ref, child in world.cluster.children.items()}
     assert store.resource(KEY) == world.cluster.resources[KEY]
     assert [found.name for found in store.pods(KEY)] == ["a"]
@@ -67,18 +67,18 @@ async def test_resync_finds_missed_deletions(world: Any, pod: Any) -> None:
     del world.cluster.children[SERVICE]
     world.cluster.pods.clear()
     news: list[Key] = []
-    await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    await resync(Cluster(kube=world.cluster, store=world.store, enqueue=news.append), KINDS)
     assert SERVICE not in world.store.children(KEY) and world.store.pods(KEY) == ()
     assert news == [KEY, KEY]
     world.cluster.resources.clear()
-    await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    await resync(Cluster(kube=world.cluster, store=world.store, enqueue=news.append), KINDS)
     assert world.store.live_keys() == []
 
 
 async def test_resync_without_changes_enqueues_nothing(world: Any) -> None:
     await settled(world)
     news: list[Key] = []
-    await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    await resync(Cluster(kube=world.cluster, store=world.store, enqueue=news.append), KINDS)
     assert news == []
 
 
@@ -93,7 +93,7 @@ async def test_object_created_during_a_list_is_kept(world: Any) -> None:
                 yield found
 
     slow = Slow(children=world.cluster.children, resources=world.cluster.resources)
-    await resync(slow, world.store, kinds=KINDS, enqueue=lambda key: None)
+    await resync(Cluster(kube=slow, store=world.store, enqueue=lambda key: None), KINDS)
     assert Ref("Service", "late") in world.store.children(KEY)
 
 
@@ -114,7 +114,7 @@ async def test_forbidden_namespace_keeps_its_state_and_hides_no_other(world: Any
     for name, listing in lists.items():
         setattr(type(world.cluster), name, lambda self, *kind, listing=listing: refused(listing(*kind)))
     try:
-        found = await resync(world.cluster, world.store, kinds=KINDS, enqueue=lambda key: None)
+        found = await resync(Cluster(kube=world.cluster, store=world.store, enqueue=lambda key: None), KINDS)
     finally:
         for name, listing in lists.items():
             setattr(type(world.cluster), name, listing.__func__)
@@ -136,7 +136,7 @@ async def test_forbidden_kind_affects_no_other(world: Any, pod: Any) -> None:
 
     limited = Limited(children=world.cluster.children, resources=world.cluster.resources, pods=world.cluster.pods)
     store, news = Store(), []
-    found = await resync(limited, store, kinds=KINDS, enqueue=news.append)
+    found = await resync(Cluster(kube=limited, store=store, enqueue=news.append), KINDS)
     assert found == Unlisted(kinds=frozenset({"Service"}))
     assert {ref.kind for ref in store.children(KEY)} == {ref.kind for ref in world.cluster.children} - {"Service"}
     assert [seen.name for seen in store.pods(KEY)] == ["a"] and set(news) == {KEY}

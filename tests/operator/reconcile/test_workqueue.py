@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quire_operator.reconcile.workqueue import MAX_SECONDS, Queue, Workers, backoff_seconds
+from quire_operator.deployment.workqueue import MAX_SECONDS, Queue, Workers, backoff_seconds
 
 KEYS = st.sampled_from("abcd")
 

@@ -6,7 +6,7 @@ import pytest
 from specs import llmdeployment, parsed, valid_spec
 
 from quire_common.contract.adapters_file import Placement
-from quire_operator.domain.resource import AdapterSpec, Invalid
+from quire_operator.api import AdapterSpec, Invalid
 
 
 def adapter(**spec: Any) -> AdapterSpec | Invalid:

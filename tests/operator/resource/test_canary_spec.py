@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specs import parsed
 
-from quire_operator.domain.resource import Canary, GateMetric, Invalid, OnFailure, OnInconclusive, Spec
-from quire_operator.domain.resource.canary import equal_load
+from quire_operator.api import Canary, GateMetric, Invalid, OnFailure, OnInconclusive, Spec
+from quire_operator.api.rollout import equal_load
 
 
 def parse(rollout: Mapping[str, object], **spec: object) -> Spec | Invalid:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.resource.names import HEADLESS_SUFFIX, MAX_NAME_LENGTH, name_problem
+from quire_operator.api.names import HEADLESS_SUFFIX, MAX_NAME_LENGTH, name_problem
 
 
 @pytest.mark.parametrize("name", ["chat", "a", "llama-3-8b", "a" * MAX_NAME_LENGTH])

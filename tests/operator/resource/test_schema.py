@@ -7,26 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.field_kinds import (
-    Boolean,
-    ByteSize,
-    Choice,
-    Duration,
-    Integer,
-    SecretReference,
-    Text,
-)
-from quire_operator.domain.resource.fields import Fields, Problem
-from quire_operator.domain.resource.schema import (
-    Rule,
-    Section,
-    SectionList,
-    declared,
-    flag_owners,
-    read_section,
-    section_schema,
-)
+from quire_operator.api import Spec
+from quire_operator.api.field_kinds import Boolean, ByteSize, Choice, Duration, Integer, SecretReference, Text
+from quire_operator.api.fields import Fields, Problem
+from quire_operator.api.schema import Rule, Section, SectionList, declared, flag_owners, read_section, section_schema
 
 
 class Colour(StrEnum):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specs import llmdeployment
 
-from quire_operator.domain.resource import (
+from quire_operator.api import (
     AccessMode,
     Autoscaling,
     AutoscalingMode,

@@ -4,9 +4,9 @@ from datetime import datetime
 
 import pytest
 
-from quire_operator.domain.resource.fields import Fields, Problem
-from quire_operator.domain.resource.schema import read_section
-from quire_operator.domain.resource.windows import RecurringWindow
+from quire_operator.api.fields import Fields, Problem
+from quire_operator.api.scaling import RecurringWindow
+from quire_operator.api.schema import read_section
 
 BERLIN, NEW_YORK, KOLKATA = "Europe/Berlin", "America/New_York", "Asia/Kolkata"
 

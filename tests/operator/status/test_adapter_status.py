@@ -7,9 +7,9 @@ import pytest
 
 from quire_common.contract.adapters_file import AdapterEntry, AdapterFailure, AdapterReport, AdapterState
 from quire_common.served_names import Claim
-from quire_operator.domain.cluster_state.trimming import trim_adapter
-from quire_operator.domain.manifests.adapters import Listing, Refusal
-from quire_operator.domain.status.adapter_status import ReplicaReport, adapter_events, adapter_status
+from quire_operator.kube.trimming import trim_adapter
+from quire_operator.lora.placement import Listing, Refusal
+from quire_operator.lora.status import ReplicaReport, adapter_events, adapter_status
 
 RESOURCE = trim_adapter({"metadata": {"name": "a", "namespace": "prod", "generation": 3}, "spec": {}})
 LISTED = Listing(

@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire_operator.domain.status.download import (
-    Arrived,
-    Download,
-    appended,
-    download_section,
-    is_news,
-    slowest,
-)
+from quire_operator.deployment.download import Arrived, Download, appended, download_section, is_news, slowest
 
 GIB = 2**30
 HALF = Download(time=1000.0, done_bytes=5 * GIB, total_bytes=10 * GIB, bytes_per_second=GIB // 10)

@@ -7,11 +7,11 @@ import pytest
 from specs import valid_spec
 from status_views import deployment, pod, shown
 
-from quire_operator.domain.cluster_state.observed import HELD_PARTITION, ContainerState, DeploymentState, Pod
-from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.status.groups import INSTALL, GroupFailure, is_settled, judged, kept_failure, missing_kind
-from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
+from quire_operator.deployment.groups import INSTALL, GroupFailure, is_settled, judged, kept_failure, missing_kind
+from quire_operator.deployment.manifests import ClusterFeatures
+from quire_operator.deployment.pod_failures import Failure, FailureReason, worst_failure
+from quire_operator.kube.objects import HELD_PARTITION, ContainerState, DeploymentState, Pod
+from quire_operator.kube.trimming import trim_child, trim_pod
 
 SHAPE = {"tensor": 2, "nodes": 2}
 GROUPED = valid_spec(replicas=2, parallelism=SHAPE)

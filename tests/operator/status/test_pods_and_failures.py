@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from status_views import deployment
 
-from quire_operator.domain.cluster_state.observed import Condition, DeploymentState, Key, Pod, is_newer
-from quire_operator.domain.cluster_state.trimming import key_of_child, trim_child, trim_pod, trim_resource
-from quire_operator.domain.status.pod_failures import worst_failure
+from quire_operator.deployment.pod_failures import worst_failure
+from quire_operator.kube.objects import Condition, DeploymentState, Key, Pod, is_newer
+from quire_operator.kube.trimming import key_of_child, trim_child, trim_pod, trim_resource
 
 
 def pod_body(**status: Any) -> dict[str, Any]:

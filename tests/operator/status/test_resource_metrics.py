@@ -6,9 +6,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire_operator.app.resource_metrics import ResourceMetrics
-from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod, trim_resource
-from quire_operator.reconcile.store import Store
+from quire_operator.deployment.store import Store
+from quire_operator.kube.objects import Key
+from quire_operator.kube.trimming import trim_child, trim_pod, trim_resource
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 

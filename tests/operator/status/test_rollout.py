@@ -8,10 +8,10 @@ import status_views
 from specs import valid_spec
 from status_views import deployment
 
-from quire_operator.domain.cluster_state.observed import Condition, Pod
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.rollout import standing
-from quire_operator.domain.status.status import events
+from quire_operator.api import Spec
+from quire_operator.deployment.conditions import standing
+from quire_operator.deployment.status import events
+from quire_operator.kube.objects import Condition, Pod
 
 NO_GPU = (
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/2 nodes are "

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from specs import valid_spec
 from status_views import BROKEN_POD, deployment, pod, view
 
-from quire_operator.domain.autoscaling.history import Change, ScalingRecord
-from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.cluster_state.observed import Key, Resource
-from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.times import parse_time
-from quire_operator.domain.status.conditions import (
+from quire_operator.api import Spec
+from quire_operator.api.fields import Problem, parse_time
+from quire_operator.autoscaling.history import Change, ScalingRecord
+from quire_operator.autoscaling.rates import Rates
+from quire_operator.deployment.conditions import (
     BlockingCondition,
     ConditionState,
     MetricsProblem,
@@ -26,8 +23,9 @@ from quire_operator.domain.status.conditions import (
     last_metrics_problem,
     merged,
 )
-from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
-from quire_operator.domain.status.status import events, is_minor, status
+from quire_operator.deployment.status import events, is_minor, kept_replicas, scaling_record, scaling_sections, status
+from quire_operator.kube.objects import Key, Resource
+from quire_operator.kube.ownership import ForeignField
 
 TYPES = [
     *("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"),

@@ -24,13 +24,12 @@ from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics as GatewayMetrics
 from quire_operator.app.resource_metrics import ResourceMetrics
 from quire_operator.app.telemetry import Telemetry
-from quire_operator.domain.autoscaling.autoscaler import Decision
-from quire_operator.domain.autoscaling.demand import Term
-from quire_operator.domain.autoscaling.history import History
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod, trim_resource
-from quire_operator.reconcile.store import Store
+from quire_operator.autoscaling.decide import Decision
+from quire_operator.autoscaling.demand import Reason, Term
+from quire_operator.autoscaling.history import History
+from quire_operator.deployment.store import Store
+from quire_operator.kube.objects import Key
+from quire_operator.kube.trimming import trim_child, trim_pod, trim_resource
 
 START, STEP, STEPS = 1_800_000_000, 15, 41
 END = START + STEP * (STEPS - 1)

@@ -6,7 +6,7 @@ They cover every field of the Pod Security Standards' restricted profile, and th
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire_operator.domain.manifests.pod_security import OTHER_VOLUMES
+from quire_operator.deployment.pod_rules import OTHER_VOLUMES
 
 SAFE: Final[dict[str, Any]] = {
     "allowPrivilegeEscalation": False,

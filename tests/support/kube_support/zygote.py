@@ -19,9 +19,9 @@ from typing import Any
 from kubernetes.aio.config import incluster_config
 
 from quire_operator.__main__ import set_up_logging
-from quire_operator.adapters.kubernetes import connection as kube_connection
 from quire_operator.app import run as app
 from quire_operator.app.settings import parse_settings
+from quire_operator.kube import connection as kube_connection
 
 
 def fail_point(order: dict[str, Any]) -> Callable[[str, str], None]:

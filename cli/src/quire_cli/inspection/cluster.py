@@ -1,6 +1,6 @@
 """Reads a cluster for ``quire explain`` and ``quire top``, with the user's kubeconfig and GET requests only.
 
-Pods are read through the API server (pods/proxy), so no port forwarding is needed. Raises ``ports.ClusterError``.
+Pods are read through the API server (pods/proxy), so no port forwarding is needed. Raises ``ClusterError``.
 """
 
 import os
@@ -13,11 +13,11 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from quire_operator.adapters.kubernetes.connection import JSON, Connection, in_cluster, listed, own_namespace
-from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
-from quire_operator.domain.cluster_state.trimming import key_of_child, trim_pod, trim_resource
-from quire_operator.domain.resource import names
+from quire_operator.api import names
 from quire_operator.errors import ClusterProblem
+from quire_operator.kube.connection import JSON, Connection, in_cluster, listed, own_namespace
+from quire_operator.kube.objects import Key, Pod, Resource
+from quire_operator.kube.trimming import key_of_child, trim_pod, trim_resource
 
 _DEFAULT = Path.home() / ".kube" / "config"
 _RESOURCES = f"/apis/{names.API_VERSION}"

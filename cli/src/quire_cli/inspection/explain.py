@@ -44,9 +44,9 @@ from quire_cli.inspection.where import (
 )
 from quire_cli.local.state import Run, read
 from quire_cli.options import URL, plain_console
-from quire_operator.domain.autoscaling.ticks import Log, read_log
-from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.ports import ClusterError, Forbidden, NotFound
+from quire_operator.autoscaling.ticks import Log, read_log
+from quire_operator.kube.errors import ClusterError, Forbidden, NotFound
+from quire_operator.kube.objects import Key
 
 if TYPE_CHECKING:  # slow to import
     from quire_cli.inspection.cluster import KubeReader

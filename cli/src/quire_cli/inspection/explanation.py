@@ -17,14 +17,14 @@ from rich.text import Text
 
 from quire_cli.local.state import ReplicaState, Rules, ServedState
 from quire_common.quantities import format_duration
-from quire_operator.domain.autoscaling.history import Change
-from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.autoscaling.schedules import recorded_bounds
-from quire_operator.domain.autoscaling.ticks import Log, MetricsState, Stretch, Tick, time_of
-from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.status import conditions as c
-from quire_operator.domain.status.scaling_status import scaling_record
+from quire_operator.api import Spec
+from quire_operator.autoscaling.demand import Reason
+from quire_operator.autoscaling.history import Change
+from quire_operator.autoscaling.schedules import recorded_bounds
+from quire_operator.autoscaling.ticks import Log, MetricsState, Stretch, Tick, time_of
+from quire_operator.deployment import conditions as c
+from quire_operator.deployment.status import scaling_record
+from quire_operator.kube.objects import Resource
 
 JSON = Mapping[str, object]
 _BLIND = frozenset({Reason.METRICS_STALE.value, Reason.METRICS_PARTIAL.value})

@@ -13,8 +13,8 @@ import msgspec
 
 from quire_common.contract import engine as m
 from quire_common.metrics_page import Point
-from quire_operator.domain.autoscaling.observation import Histogram
-from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.autoscaling.observation import Histogram
+from quire_operator.kube.objects import Key
 
 CACHE_QUERIES = "vllm:prefix_cache_queries_total"
 PREEMPTIONS = "vllm:num_preemptions_total"

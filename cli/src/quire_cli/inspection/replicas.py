@@ -20,12 +20,11 @@ from quire_common.contract import engine
 from quire_common.metrics_page import MAX_PAGE_BYTES, points
 from quire_common.names import url_host
 from quire_common.quantities import format_duration
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, Told
-from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
-from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
-from quire_operator.ports import ClusterError
+from quire_operator.autoscaling.engine_metrics import PrometheusOptions, Told
+from quire_operator.autoscaling.prometheus import Prometheus
+from quire_operator.autoscaling.supply import SAMPLE_SECONDS
+from quire_operator.kube.errors import ClusterError
+from quire_operator.kube.objects import Key, Pod, Resource
 
 if TYPE_CHECKING:  # slow to import
     from quire_cli.inspection.cluster import KubeReader
@@ -106,7 +105,7 @@ class PrometheusPages(Pages):
     """The pages of all replicas as Prometheus last scraped them."""
 
     def __init__(self, url: str) -> None:
-        self._prometheus = Prometheus(PrometheusOptions(url=url), clock=WallClock())
+        self._prometheus = Prometheus(PrometheusOptions(url=url), clock=time.time)
         self.how = f"by Prometheus at {url}"
 
     async def read(self, replicas: Sequence[Replica]) -> Mapping[str, Reading | str]:

@@ -35,7 +35,7 @@ from quire_cli.inspection.where import (
 from quire_cli.local.state import Run
 from quire_cli.options import URL, plain_console
 from quire_common.quantities import parse_duration_seconds
-from quire_operator.ports import ClusterError
+from quire_operator.kube.errors import ClusterError
 
 _RATE_SECONDS = 10.0
 """The shortest period of rates: a percentile over the first tokens of one second means little."""

@@ -20,10 +20,10 @@ from quire_cli.errors import InspectionProblem
 from quire_cli.local.state import Run, RunState, run_of, runs
 from quire_cli.options import discard_output, section
 from quire_common.quantities import format_duration
-from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.resource import names
+from quire_operator.api import names
 from quire_operator.errors import ClusterProblem, UserError
-from quire_operator.ports import ClusterError, Forbidden, NotFound
+from quire_operator.kube.errors import ClusterError, Forbidden, NotFound
+from quire_operator.kube.objects import Key
 
 if TYPE_CHECKING:  # slow to import
     from quire_cli.inspection.cluster import KubeReader

@@ -12,8 +12,8 @@ from quire_cli.local.state import write_atomically
 from quire_common.contract.adapters_file import AdapterEntry, render_adapters
 from quire_common.contract.gateway import HoldPolicy
 from quire_common.model_source import FileSource, Source
-from quire_operator.domain.manifests.engine_contract import engine_args, kill_grace_seconds
-from quire_operator.domain.resource import AdapterSpec, Spec
+from quire_operator.api import AdapterSpec, Spec
+from quire_operator.deployment.engine_contract import engine_args, kill_grace_seconds
 
 KEY_FILE_VARIABLE = "QUIRE_API_KEY_FILE"
 _KEY_FILE_HINT = f"write the keys to a file, one per line, and set {KEY_FILE_VARIABLE}=FILE; or remove spec.auth"

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from quire_cli.errors import FileProblem, SpecProblem
-from quire_operator.domain.resource import AdapterSpec, Invalid, Spec, names
+from quire_operator.api import AdapterSpec, Invalid, Spec, names
 
 _MAX_BYTES = 2**20
 

@@ -27,12 +27,19 @@ from quire_common.kv_size import CacheLimits
 from quire_common.model_memory import DTYPE_BYTES, ModelFacts
 from quire_common.model_source import cache_home
 from quire_common.quantities import format_bytes, parse_bytes
-from quire_operator.domain.capacity import fit as capacity
-from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall, draft_problems
-from quire_operator.domain.capacity.gpus import GPUS, Gpu, find_gpu
-from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem
-from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
-from quire_operator.domain.resource import Spec
+from quire_operator.api import Spec
+from quire_operator.capacity import fit as capacity
+from quire_operator.capacity.fit import (
+    Fits,
+    Footprint,
+    TooSmall,
+    draft_problems,
+    gpus_that_fit,
+    kv_copies,
+    parallelism_problem,
+    remedies,
+)
+from quire_operator.capacity.judge import GPUS, Gpu, find_gpu
 
 
 def _memory(text: str) -> int:

@@ -1,6 +1,6 @@
 """A cluster of local processes: each replica is an engine on a free loopback port, with one gateway in front.
 
-It implements the scaling of ``ports.ScaleTarget`` for local mode. Gateway and Prometheus read the replicas from files,
+It scales the replicas of local mode. Gateway and Prometheus read the replicas from files,
 which are written as a whole at each change.
 """
 
@@ -15,8 +15,7 @@ from quire_cli.local.process import KeptProcess, Launch, Pace, Phase, Status
 from quire_cli.local.state import write_atomically
 from quire_common.contract.engine import METRICS_PATH, READY_PATH
 from quire_common.contract.gateway import Endpoint, render_endpoints
-from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.ports import ReplicaAddress
+from quire_operator.autoscaling.observation import ReplicaAddress, ReplicaPhase
 
 _PHASES: Mapping[Phase, ReplicaPhase] = {
     Phase.PENDING: ReplicaPhase.PENDING,

@@ -1,28 +1,27 @@
 """The autoscaler of local processes: its evaluations, inputs and effects."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from quire_cli.local.replicas import LocalCluster
 from quire_cli.local.state import Rules
-from quire_operator.adapters.metrics.sources import MetricsSources
-from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.autoscaler import Decision
-from quire_operator.domain.autoscaling.decision_context import Policy
-from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.autoscaling.schedules import Bounds, recorded_bounds
-from quire_operator.domain.autoscaling.ticks import Log, Tick, noted, tick_of
-from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
-from quire_operator.scaling.autoscale import Autoscaler, Subject
-from quire_operator.scaling.loop import keep_scaling
+from quire_operator.api import AutoscalingMode, MetricsSource, Spec
+from quire_operator.autoscaling.autoscale import Autoscaler, Subject, keep_scaling
+from quire_operator.autoscaling.decide import Decision
+from quire_operator.autoscaling.decision_context import Policy
+from quire_operator.autoscaling.history import ScalingRecord
+from quire_operator.autoscaling.schedules import Bounds, recorded_bounds
+from quire_operator.autoscaling.scrape import MetricsSources
+from quire_operator.autoscaling.ticks import Log, Tick, noted, tick_of
 
 _LOG_LIMIT = 60
 """The number of stretches of equal decisions that are kept."""
 
 
 class LocalScaling:
-    """The scaling loop of local mode, which implements ``ports.ScaleTarget`` and ``scaling.loop.Fleet``."""
+    """The scaling loop of local mode, which implements ``autoscaling.autoscale.Fleet``."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class LocalScaling:
     ) -> None:
         self._policies = [(spec, policy) for spec in specs if (policy := Policy.of(spec)) is not None]
         self._cluster, self._metrics, self._tick_seconds, self._decided = cluster, metrics, tick_seconds, decided
-        self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=WallClock())
+        self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=time.time)
         self.decisions: dict[str, Log] = {}
         self._records: dict[str, ScalingRecord] = {}
 

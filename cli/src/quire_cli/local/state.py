@@ -19,10 +19,10 @@ import msgspec
 
 from quire_cli.errors import AlreadyRunning, FileProblem
 from quire_common.quantities import format_duration
-from quire_operator.domain.autoscaling.schedules import Bounds
-from quire_operator.domain.autoscaling.ticks import Log
-from quire_operator.domain.resource import Autoscaling, AutoscalingMode, SelectPolicy
-from quire_operator.domain.resource.scaling_limits import StepLimits
+from quire_operator.api import Autoscaling, AutoscalingMode, SelectPolicy
+from quire_operator.api.scaling_limits import StepLimits
+from quire_operator.autoscaling.schedules import Bounds
+from quire_operator.autoscaling.ticks import Log
 
 _STATE = "state.json"
 _ATTEMPTS_TO_LOCK = 3

@@ -38,16 +38,13 @@ from quire_cli.options import DURATION, URL, FileOption, discard_output
 from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
 from quire_common.contract.gateway import LIVE_PATH
 from quire_common.model_source import cache_home
-from quire_operator.adapters.metrics.gateways import Gateways
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.metrics.scrape import Scraper
-from quire_operator.adapters.metrics.sources import MetricsSources
-from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args
-from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
-from quire_operator.domain.autoscaling.ticks import Tick
-from quire_operator.domain.resource import Spec
-from quire_operator.scaling.autoscale import TICK_SECONDS
+from quire_operator.api import Spec
+from quire_operator.autoscaling.autoscale import TICK_SECONDS
+from quire_operator.autoscaling.engine_metrics import PrometheusOptions
+from quire_operator.autoscaling.observation import local_gateway_args
+from quire_operator.autoscaling.prometheus import Prometheus
+from quire_operator.autoscaling.scrape import Gateways, MetricsSources, Scraper
+from quire_operator.autoscaling.ticks import Tick
 
 _ATTEMPTS_TO_START = 2
 """A port can be taken between choosing and listening; a retry fixes nothing else."""
@@ -167,7 +164,7 @@ class Up:
                 return
             sized = preparing.result()
             metrics = MetricsSources(
-                pods=Scraper(clock=WallClock()),
+                pods=Scraper(clock=time.time),
                 prometheus=self._prometheus(),
                 gateways=Gateways(self._gateway_address),
             )
@@ -181,7 +178,7 @@ class Up:
 
     def _prometheus(self) -> Prometheus | None:
         url = self._options.prometheus_url
-        return None if url is None else Prometheus(PrometheusOptions(url=url), clock=WallClock())
+        return None if url is None else Prometheus(PrometheusOptions(url=url), clock=time.time)
 
     async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
         """Fetch every model and check that it fits; raise ModelProblem or CapacityProblem."""

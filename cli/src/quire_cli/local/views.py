@@ -16,7 +16,7 @@ from rich.text import Text
 from quire_cli.local.process import Phase
 from quire_cli.local.state import ReplicaState, RunState, ServedState
 from quire_common.quantities import format_bytes, format_duration
-from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.autoscaling.observation import ReplicaSample
 
 RATE_SECONDS = 4.0
 """The period over which tokens per second are averaged."""

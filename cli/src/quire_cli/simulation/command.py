@@ -40,12 +40,12 @@ from quire_cli.simulation.speed import Speed
 from quire_cli.simulation.traces import Replay, Request, TraceError, read_trace, shaped
 from quire_common.model_source import cache_home
 from quire_common.quantities import parse_duration_seconds
-from quire_operator.domain.autoscaling.decision_context import Policy
-from quire_operator.domain.autoscaling.schedules import bounds_at
-from quire_operator.domain.capacity.fit import Fits
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode, MetricsSource
-from quire_operator.domain.resource.times import parse_time
+from quire_operator.api import Spec
+from quire_operator.api.fields import parse_time
+from quire_operator.api.scaling import Autoscaling, AutoscalingMode, MetricsSource
+from quire_operator.autoscaling.decision_context import Policy
+from quire_operator.autoscaling.schedules import bounds_at
+from quire_operator.capacity.fit import Fits
 
 _WAKE_SECONDS = 1.0
 _DAY_SECONDS = 86_400

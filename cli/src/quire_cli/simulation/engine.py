@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from quire_cli.simulation.results import Outcome, RequestResult
 from quire_cli.simulation.traces import Request
-from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
+from quire_operator.autoscaling.observation import Histogram, ReplicaSample
 
 FIRST_TOKEN_WAIT_BOUNDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

@@ -20,15 +20,10 @@ from quire_cli.simulation.results import DecisionPoint, HoldingStep, Outcome, Si
 from quire_cli.simulation.traces import MOONCAKE_BLOCK_TOKENS, Request
 from quire_common.contract.gateway import SCRAPE_SECONDS
 from quire_common.routing import Candidate, Hold, Load, PrefillRate, PrefixIndex, Rate, pick
-from quire_operator.domain.autoscaling.autoscaler import decide
-from quire_operator.domain.autoscaling.decision_context import Policy
-from quire_operator.domain.autoscaling.history import History
-from quire_operator.domain.autoscaling.observation import (
-    Observation,
-    ReplicaObservation,
-    ReplicaPhase,
-    ReplicaSample,
-)
+from quire_operator.autoscaling.decide import decide
+from quire_operator.autoscaling.decision_context import Policy
+from quire_operator.autoscaling.history import History
+from quire_operator.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 TICK_SECONDS = 15.0
 _PENDING_SHARE = 0.1

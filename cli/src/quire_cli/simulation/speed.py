@@ -13,10 +13,10 @@ from pathlib import Path
 
 from quire_cli.errors import FileProblem, SimulationProblem
 from quire_cli.simulation.engine import EngineModel
-from quire_operator.domain.capacity.fit import Footprint
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.engine import PrefixCaching
-from quire_operator.domain.status.scaling_status import scaling_record
+from quire_operator.api import Spec
+from quire_operator.api.engine import PrefixCaching
+from quire_operator.capacity.fit import Footprint
+from quire_operator.deployment.status import scaling_record
 
 _PREFILL_EFFICIENCY = 0.5
 """The share of peak arithmetic that prompts reach."""

@@ -1,1 +1,1 @@
-"""The operator's process: settings, metrics page, and the connection of adapters, reconciling and scaling."""
+"""The operator's process: settings, metrics page, watches, and the connection of all parts."""

@@ -2,20 +2,16 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from quire_operator.adapters.metrics.gateways import Gateways
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.metrics.scrape import Scraper
-from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.app.settings import Settings
 from quire_operator.app.telemetry import Telemetry
-from quire_operator.domain.autoscaling.autoscaler import Decision
-from quire_operator.domain.autoscaling.ticks import Log
-from quire_operator.ports import Clock
-from quire_operator.reconcile.reconciler import Reconciler
-from quire_operator.reconcile.store import Store
-from quire_operator.scaling.autoscale import Autoscaler
-from quire_operator.scaling.cluster_scaling import ClusterScaling
-from quire_operator.scaling.loop import keep_scaling
+from quire_operator.autoscaling.autoscale import Autoscaler, keep_scaling
+from quire_operator.autoscaling.controller import ClusterScaling
+from quire_operator.autoscaling.decide import Decision
+from quire_operator.autoscaling.prometheus import Prometheus
+from quire_operator.autoscaling.scrape import Gateways, MetricsSources, Scraper
+from quire_operator.autoscaling.ticks import Log
+from quire_operator.deployment.controller import Reconciler
+from quire_operator.deployment.store import Cluster
 
 
 class LeadingAutoscaler:
@@ -25,14 +21,13 @@ class LeadingAutoscaler:
         self,
         settings: Settings,
         telemetry: Telemetry,
+        cluster: Cluster,
         *,
-        store: Store,
-        clock: Clock,
         reconciler: Reconciler,
         gateways: Callable[[], Awaitable[Sequence[str]]],
     ) -> None:
         """``gateways`` returns the addresses of all gateways."""
-        self._settings, self._telemetry, self._store, self._clock = settings, telemetry, store, clock
+        self._settings, self._telemetry, self._store, self._clock = settings, telemetry, cluster.store, cluster.clock
         self._reconciler, self._gateways = reconciler, gateways
         self._scaling: ClusterScaling | None = None
         """Set only while it runs."""

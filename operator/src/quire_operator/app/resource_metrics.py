@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from quire_operator.domain.cluster_state.observed import Key, Pod, Resource, own_deployment
-from quire_operator.domain.manifests.served_names import spec_name
-from quire_operator.domain.resource.untyped import items_of
-from quire_operator.reconcile.store import Store
+from quire_operator.api.fields import items_of
+from quire_operator.deployment.served_names import spec_name
+from quire_operator.deployment.store import Store
+from quire_operator.kube.objects import Key, Pod, Resource, own_deployment
 
 _CONDITION = "quire_operator_llmdeployment_condition"
 _INFO = "quire_operator_llmdeployment_info"

@@ -12,58 +12,40 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from quire_common.served_names import Claim
-from quire_operator.adapters.hub_facts import HubFacts
-from quire_operator.adapters.kubernetes.cluster import WAKE_SLICES, KubeCluster
-from quire_operator.adapters.kubernetes.connection import (
-    Checkpoint,
-    Connection,
-    credentials,
-    load_configuration,
-    own_namespace,
-)
-from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
-from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
-from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
-from quire_operator.adapters.kubernetes.leases import KubeLeases
-from quire_operator.adapters.kubernetes.llm_adapters import KubeLLMAdapters
-from quire_operator.adapters.metrics.download_progress import DownloadProgress
-from quire_operator.adapters.metrics.gateways import Gateways
-from quire_operator.adapters.wall_clock import WallClock
+from quire_operator.admission import AdapterReviewer, Reviewer
 from quire_operator.app.autoscaling import LeadingAutoscaler
-from quire_operator.app.relisting import Relisting
 from quire_operator.app.resource_metrics import ResourceMetrics
 from quire_operator.app.settings import Settings
 from quire_operator.app.telemetry import Server, Telemetry
-from quire_operator.app.watching import Watching
-from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures
+from quire_operator.app.watches import Inbox, Login, Watching, Webhook
+from quire_operator.autoscaling.scrape import Gateways, Pages
+from quire_operator.canary.controller import PERIOD_SECONDS, Canaries
+from quire_operator.capacity.check import CapacityCheck
+from quire_operator.capacity.hub import HubFacts, HubReader
+from quire_operator.deployment.controller import Options, Reconciler, Sources, retry_after
+from quire_operator.deployment.downloads import Downloads
+from quire_operator.deployment.manifests import ClusterFeatures
+from quire_operator.deployment.observe import OptionalKinds, Relisting
+from quire_operator.deployment.store import Cluster, Store
+from quire_operator.deployment.workqueue import Workers
 from quire_operator.errors import ClusterProblem
-from quire_operator.handlers.events import Inbox, Login, Webhook
-from quire_operator.leadership.leader import Elector
-from quire_operator.leadership.write_fence import WriteFence
-from quire_operator.ports import ClusterError, Forbidden, NotLeading
-from quire_operator.reconcile.adapter_admission import AdapterReviewer
-from quire_operator.reconcile.adapter_store import AdapterStore
-from quire_operator.reconcile.adapters import Adapters
-from quire_operator.reconcile.admission import Reviewer
-from quire_operator.reconcile.canaries import PERIOD_SECONDS, Canaries
-from quire_operator.reconcile.capacity_check import CapacityCheck
-from quire_operator.reconcile.downloads import Downloads
-from quire_operator.reconcile.hub_reader import HubReader
-from quire_operator.reconcile.model_revisions import ModelRevisions
-from quire_operator.reconcile.optional_kinds import OptionalKinds
-from quire_operator.reconcile.reconciler import Reconciler, retry_after
-from quire_operator.reconcile.store import Store
-from quire_operator.reconcile.workqueue import Workers
+from quire_operator.kube.client import WAKE_SLICES, KubeClient
+from quire_operator.kube.connection import Checkpoint, Connection, credentials, load_configuration, own_namespace
+from quire_operator.kube.errors import ClusterError, Forbidden, NotLeading
+from quire_operator.kube.gateway_pods import GatewayPods
+from quire_operator.kube.lease import Elector, KubeLeases, WriteFence
+from quire_operator.kube.objects import Key
+from quire_operator.lora.controller import Adapters
 
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS, _RETRY_SECONDS = 2.0, 10.0
+_PAGE_SECONDS, _PAGE_BYTES = 3.0, 2**19
+"""For what pods report. A report about 2,000 adapters, which is the longest, has about this size."""
 _JSON_LEVELS = 20_000
 """Twice the nesting depth that the API server stores. With Python's own limit of 1,000, a spec that is nested more
 deeply would end all watches and so the work for all LLMDeployments.
@@ -85,7 +67,7 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
     review_connection = Connection(configuration, user=settings.identity)
     try:
         operator = Operator(settings, connection, lease_connection, fence, telemetry)
-        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images, capacity=operator.capacity)
+        reviewer = Reviewer(kube=KubeClient(review_connection), images=settings.images, capacity=operator.capacity)
         await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer, operator.adapters))
     finally:
         await connection.close()
@@ -108,6 +90,10 @@ def _webhook(settings: Settings, reviewer: Reviewer, adapters: Adapters) -> Webh
     )
 
 
+def _hub(settings: Settings) -> str | None:
+    return settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+
+
 class Operator:
     """The parts of one operator process."""
 
@@ -121,8 +107,6 @@ class Operator:
     ) -> None:
         self._settings, self._fence, self._telemetry = settings, fence, telemetry
         self._namespace = settings.namespace or own_namespace()
-        self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
-        self._store, self._clock = Store(), WallClock()
         self._workers: Workers[Key] = Workers(
             self._reconcile,
             on_error=self._on_error,
@@ -130,115 +114,89 @@ class Operator:
             random=random.random,
             limit=settings.workers,
         )
+        kube, store = KubeClient(connection, namespaces=settings.watch_namespaces), Store()
+        self._cluster = cluster = Cluster(kube=kube, store=store, enqueue=self._workers.add)
         # Without the capacity check, the operator sends no requests to the hub.
-        self._hub = self._make_hub_reader() if settings.capacity_check else None
-        self.capacity = None if self._hub is None else self._make_capacity_check(connection, self._hub)
-        self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
-        self._progress = DownloadProgress()
-        self._downloads = Downloads(
-            store=self._store, reader=self._progress, clock=self._clock, enqueue=self._workers.add
-        )
-        self._canaries = Canaries(
-            store=self._store,
-            enqueue=self._workers.add,
-            period_seconds=min(PERIOD_SECONDS, settings.autoscaling_period_seconds),
-        )
-        adapter_store = AdapterStore()
-        self.adapters = self._make_adapters(connection, adapter_store)
-        self._reconciler = self._make_reconciler(adapter_store.claims)
+        hub = HubReader(HubFacts(_hub(settings)), now=time.monotonic) if settings.capacity_check else None
+        self.capacity = None if hub is None else self._make_capacity_check(hub)
+        self._pods = Pages(timeout_seconds=_PAGE_SECONDS, max_bytes=_PAGE_BYTES)
+        self._optional_kinds, self._downloads = OptionalKinds(cluster), Downloads(cluster, self._pods)
+        period = min(PERIOD_SECONDS, settings.autoscaling_period_seconds)
+        self._canaries = Canaries(cluster, period_seconds=period)
+        scope = settings.children.features.served_names
+        self.adapters = Adapters(cluster, reader=self._pods, scope=lambda: scope)
+        self._reconciler = self._make_reconciler(hub)
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
             namespace=self._namespace,
             selector=settings.gateways.selector,
             urls=settings.gateways.urls,
         )
-        self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(
-            leases=self._leases, identity=settings.identity, fence=fence, lead=self._lead, seen=self._lease_called
+            leases=KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name),
+            identity=settings.identity,
+            fence=fence,
+            lead=self._lead,
+            seen=self._lease_called,
         )
         self._autoscaler = LeadingAutoscaler(
-            settings,
-            telemetry,
-            store=self._store,
-            clock=self._clock,
-            reconciler=self._reconciler,
-            gateways=self._gateways.addresses,
+            settings, telemetry, cluster, reconciler=self._reconciler, gateways=self._gateways.addresses
         )
-        self._relisting = self._make_relisting()
+        self._relisting = Relisting(
+            cluster,
+            workers=self._workers,
+            adapters=self.adapters.resync,
+            period_seconds=settings.resync_seconds,
+            reported=telemetry.unlisted,
+        )
         self._stop = asyncio.Event()
         self._watching = self._make_watching()
 
-    def _make_adapters(self, connection: Connection, adapter_store: AdapterStore) -> Adapters:
-        return Adapters(
-            objects=KubeLLMAdapters(self._cluster, connection),
-            adapters=adapter_store,
-            store=self._store,
-            reader=self._progress,
-            clock=self._clock,
-            enqueue=self._workers.add,
-            scope=lambda: self._settings.children.features.served_names,
-        )
-
-    def _make_relisting(self) -> Relisting:
-        return Relisting(
-            cluster=self._cluster,
-            store=self._store,
-            workers=self._workers,
-            adapters=self.adapters.resync,
-            period_seconds=self._settings.resync_seconds,
-            reported=self._telemetry.unlisted,
-        )
-
-    def _make_reconciler(self, adapter_claims: Callable[[str], Sequence[Claim]]) -> Reconciler:
-        return Reconciler(
-            cluster=self._cluster,
-            store=self._store,
-            clock=self._clock,
+    def _make_reconciler(self, hub: HubReader | None) -> Reconciler:
+        options = Options(
             images=self._settings.images,
-            enqueue=self._workers.add,
             cluster_domain=self._settings.cluster_domain,
-            features=self._features,
-            capacity=self.capacity,
-            download=self._downloads.progress,
-            canaries=self._canaries,
             max_concurrent_rollouts=self._settings.max_concurrent_rollouts,
-            revisions=ModelRevisions(self._hub),
-            adapters=self.adapters.entries,
-            adapter_claims=adapter_claims,
+            features=self._features,
         )
+        sources = Sources(
+            capacity=self.capacity,
+            hub=hub,
+            canaries=self._canaries,
+            download=self._downloads.progress,
+            adapters=self.adapters.entries,
+            adapter_claims=self.adapters.claims,
+        )
+        return Reconciler(self._cluster, options, sources)
 
     def _make_watching(self) -> Watching:
         return Watching(
             inbox=Inbox(
-                store=self._store,
+                store=self._cluster.store,
                 adapters=self.adapters,
                 namespaces=frozenset(self._settings.watch_namespaces),
                 enqueue=self._workers.add,
                 relisted=self._relisting.request,
                 lease_seen=self._lease_seen,
             ),
-            cluster=self._cluster,
+            kube=self._cluster.kube,
             namespace=self._namespace,
             lease_name=self._settings.lease_name,
             started=self._catch_signals,  # kopf has just put its own handlers there
         )
 
-    def _make_hub_reader(self) -> HubReader:
-        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
-        return HubReader(HubFacts(endpoint), now=time.monotonic)
-
-    def _make_capacity_check(self, connection: Connection, hub: HubReader) -> CapacityCheck:
+    def _make_capacity_check(self, hub: HubReader) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # otherwise it may not list nodes
         return CapacityCheck(
             hub=hub,
-            nodes=GpuNodes(connection) if everywhere else None,
+            kube=self._cluster.kube if everywhere else None,
             now=time.monotonic,
             enqueue=self._workers.add,
         )
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
         """Run until stopped, then release the Lease so that a standby can lead at once."""
-        resources = ResourceMetrics(self._store, leading=self._fence.is_open)
+        resources = ResourceMetrics(self._cluster.store, leading=self._fence.is_open)
         server = Server(
             self._telemetry,
             problem=self._watching.problem,
@@ -266,7 +224,7 @@ class Operator:
                 task.cancel()
                 await asyncio.wait({task})
             await server.stop()
-            await self._progress.aclose()
+            await self._pods.aclose()
             if self.capacity is not None:
                 await self.capacity.aclose()
         for task in tasks:
@@ -295,7 +253,7 @@ class Operator:
         self._reconciler.forget()
         await self._optional_kinds.refresh()
         await self._relisting.once()
-        for key in self._store.all_keys():
+        for key in self._cluster.store.all_keys():
             self._workers.add(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
@@ -311,7 +269,7 @@ class Operator:
         """Delete the EndpointSlices of earlier versions once: with them, some requests to a Service find no replica."""
         while True:
             try:
-                await self._cluster.delete_wake_slices()
+                await self._cluster.kube.delete_wake_slices()
                 return
             except Forbidden as error:
                 command = f"kubectl delete endpointslices -A -l {WAKE_SLICES}"

@@ -1,1 +1,0 @@
-"""Implementations of ``ports`` for Kubernetes, Prometheus, replicas, gateways and the hub."""

@@ -1,1 +1,0 @@
-"""Adapters to the sources of metrics: Prometheus, replicas and gateways."""

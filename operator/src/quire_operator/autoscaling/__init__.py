@@ -1,0 +1,1 @@
+"""The autoscaler: from metrics of replicas and gateways to a number of replicas, and its loop."""

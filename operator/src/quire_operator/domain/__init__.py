@@ -1,1 +1,0 @@
-"""The decisions of the operator: pure functions of values, without clock, I/O, kopf or HTTP."""

@@ -1,1 +1,0 @@
-"""The autoscaling policy: from observations to a number of replicas."""

@@ -1,1 +1,0 @@
-"""A changed spec that serves a share of the requests: its figures, its judgement, and its progress."""

@@ -1,1 +1,0 @@
-"""The observed state of the cluster, and the owners of its fields."""

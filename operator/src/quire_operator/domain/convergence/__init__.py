@@ -1,1 +1,0 @@
-"""The actions that change the observed into the desired state."""

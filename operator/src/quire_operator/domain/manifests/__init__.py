@@ -1,1 +1,0 @@
-"""The Kubernetes objects that an LLMDeployment should have."""

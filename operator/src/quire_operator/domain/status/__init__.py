@@ -1,1 +1,0 @@
-"""The status of an LLMDeployment: conditions, replicas and their causes."""

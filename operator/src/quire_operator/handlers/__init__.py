@@ -1,1 +1,0 @@
-"""Event handlers: kopf delivers, nothing is decided."""

@@ -1,1 +1,0 @@
-"""Leader election by a Lease, and the write fence that it opens."""

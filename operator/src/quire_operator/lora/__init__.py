@@ -1,0 +1,1 @@
+"""LLMAdapters: where they are served, what replicas report about them, and their statuses."""

@@ -1,1 +1,0 @@
-"""The reconcile of one LLMDeployment: observe, desired, plan, apply, status."""
