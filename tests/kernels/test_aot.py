@@ -47,12 +47,11 @@ def test_kernel_is_compiled_for_an_absent_gpu(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["sm_90", "gfx942"])
-def test_register_spills_are_detected(name: str) -> None:
+def test_register_spills_are_detected() -> None:
     from quire_kernels.triton_runtime.aot_compile import compile_case
 
-    crowded = Launch(_scale_kernel, BLOCK=65536, num_warps=2)
-    usage = compile_case("scale", replace(CASE, launch=crowded), Target.named(name))
+    crowded = Launch(_scale_kernel, BLOCK=8192, num_warps=1)
+    usage = compile_case("scale", replace(CASE, launch=crowded), Target(90))
     assert usage.stack_bytes + usage.local_bytes > 0
 
 
