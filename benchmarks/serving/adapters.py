@@ -18,14 +18,8 @@ from time import perf_counter, sleep
 
 from benchmarks.models.variants import write_random_adapters
 from benchmarks.report import DEMO_MODEL, at_least_one, parser, save, show_table, usable_cpus
-from quire_engine.config import (
-    AdapterOptions,
-    CacheOptions,
-    EngineConfig,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import AdapterOptions, CacheOptions, EngineConfig, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
@@ -47,8 +41,10 @@ class Decoding:
 def config_of(arguments: argparse.Namespace, *, slots: int, in_memory: int) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(path=arguments.model, dtype=arguments.dtype),
-        cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=2**29),
-        scheduler=SchedulerOptions(max_num_seqs=max(arguments.sequences, 16), max_generation_stall_seconds=0.0),
+        cache=CacheOptions(kv_cache_memory_bytes=2**29),
+        scheduler=SchedulerOptions(
+            max_num_seqs=max(arguments.sequences, 16), max_generation_stall_seconds=0.0, enable_prefix_caching=False
+        ),
         server=ServerOptions(),
         threads=arguments.threads,
         adapters=AdapterOptions(
@@ -105,7 +101,7 @@ def measure_decoding(arguments: argparse.Namespace, folders: list[Path]) -> list
     engines = {}
     for name, (slots, _) in kinds.items():
         config = config_of(arguments, slots=slots, in_memory=arguments.adapters)
-        engines[name] = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
+        engines[name] = make_engine(load_model(config), scheduler=config.scheduler)
         if slots:
             load_all(engines[name], folders)
     seconds: dict[str, list[float]] = {name: [] for name in kinds}

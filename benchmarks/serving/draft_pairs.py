@@ -78,7 +78,7 @@ def _prompts(bench: Bench, target: Path, answer: int) -> list[list[int]]:
         messages = [{"role": "user", "content": f"Explain {subject}."}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompts.append(tokenizer(text, add_special_tokens=False).input_ids)
-    engine = make_engine(bench.model, scheduler=bench.config.scheduler, cache=bench.config.cache)
+    engine = make_engine(bench.model, scheduler=bench.config.scheduler)
     params = SamplingParams(max_tokens=answer, temperature=0.0)
     for key, prompt in enumerate(prompts):
         engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0))

@@ -46,8 +46,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(bench: Bench, stall: float, workload: Workload, requests: int) -> Result:
     scheduler = replace(bench.config.scheduler, max_generation_stall_seconds=stall)
-    engine = make_engine(bench.model, scheduler=scheduler, cache=bench.config.cache)
-    clients = Clients(engine, vocab_size=bench.model.vocab_size, max_model_len=bench.model.max_model_len)
+    engine = make_engine(bench.model, scheduler=scheduler)
+    clients = Clients(engine, vocab_size=bench.model.vocab_size, max_model_len=bench.model.traits.max_model_len)
     sizes = {"concurrency": workload.concurrency, "prompt": workload.input_tokens, "output": workload.output_tokens}
     served = clients.serve(Load(requests=requests, **sizes))
     return Result(
@@ -72,8 +72,8 @@ def main() -> None:
         arguments.model, threads=arguments.threads, dtype=arguments.dtype, dummy=arguments.load_format == "dummy"
     )
     workload: Workload = arguments.workload
-    if workload.input_tokens + workload.output_tokens > bench.model.max_model_len:
-        raise SystemExit(f"--workload: the model's longest sequence has {bench.model.max_model_len} tokens")
+    if workload.input_tokens + workload.output_tokens > bench.model.traits.max_model_len:
+        raise SystemExit(f"--workload: the model's longest sequence has {bench.model.traits.max_model_len} tokens")
     measure(bench, 0.0, workload, workload.concurrency)  # touches the pages of the cache for the first time
     runs = [
         [measure(bench, stall, workload, arguments.requests) for stall in arguments.stall]

@@ -19,8 +19,9 @@ from benchmarks import report
 from benchmarks.report import at_least_one
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.options import ModelTraits, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 
 BLOCK_SIZE = 16
@@ -38,14 +39,12 @@ def make_scheduler(case: Case, *, caching: bool, steps: int) -> tuple[Scheduler,
     chance = random.Random(1)
     blocks = case.running * (-(-(300 + steps) // BLOCK_SIZE) + 1) * 2
     layout = KVCacheLayout(block_size=BLOCK_SIZE, groups=(KVCacheGroup(layers=(0,), num_blocks=blocks),))
-    config = SchedulerConfig(
+    options = SchedulerOptions(
         max_num_seqs=case.running,
         max_num_batched_tokens=max(8192, case.running),
-        max_model_len=4096,
-        eos_token_ids=(EOS,),
         enable_prefix_caching=caching,
     )
-    scheduler = Scheduler(config, layout)
+    scheduler = Scheduler(options, ModelTraits(max_model_len=4096, eos_token_ids=(EOS,)), layout)
     for key in range(case.running + case.queued):
         prompt = [chance.randrange(3, 30_000) for _ in range(chance.randrange(100, 300))] if key < case.running else [1]
         params = SamplingParams(max_tokens=3000)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import DEMO_MODEL, ROOT, interrupt_on_terminate, show_table, usable_cpus, write_json
 from benchmarks.serving.in_process import Clients, Decoded, Load, Served
-from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions
+from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.engine import make_engine
 from quire_engine.errors import EngineError
 
@@ -80,7 +81,6 @@ def configure(arguments: argparse.Namespace, *, gpu: bool) -> EngineConfig:
             max_model_len=arguments.prompt + 1024,
         ),
         cache=CacheOptions(
-            enable_prefix_caching=False,
             kv_cache_dtype=arguments.kv_cache_dtype,
             kv_cache_memory_bytes=None if gpu else 256 << 20,
         ),
@@ -88,6 +88,7 @@ def configure(arguments: argparse.Namespace, *, gpu: bool) -> EngineConfig:
             max_num_seqs=max(arguments.concurrency),
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             max_generation_stall_seconds=0.0,
+            enable_prefix_caching=False,
         ),
         server=ServerOptions(),
         device=DeviceOptions(enforce_eager=arguments.enforce_eager, deterministic=arguments.deterministic),
@@ -97,8 +98,8 @@ def configure(arguments: argparse.Namespace, *, gpu: bool) -> EngineConfig:
 
 def measure(model: "LoadedModel", config: EngineConfig, load: Load, steps: int, bandwidth: float | None) -> Row:
     def clients() -> Clients:
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
-        return Clients(engine, vocab_size=model.vocab_size, max_model_len=model.max_model_len)
+        engine = make_engine(model, scheduler=config.scheduler)
+        return Clients(engine, vocab_size=model.vocab_size, max_model_len=model.traits.max_model_len)
 
     clients().serve(Load(concurrency=load.concurrency, requests=load.concurrency, prompt=load.prompt, output=4))
     served = clients().serve(load)

@@ -126,7 +126,7 @@ def measure(
     none: drafts let answers advance unevenly, and the last ones alone would be another load. Their lengths differ, or
     without drafts all answers would end, and all prompts arrive, in the same steps.
     """
-    engine = make_engine(bench.model, scheduler=bench.config.scheduler, cache=bench.config.cache, speculation=options)
+    engine = make_engine(bench.model, scheduler=bench.config.scheduler, speculation=options)
     answers: list[list[int]] = [[] for _ in prompts]
 
     def add(key: int, prompt: list[int]) -> None:

@@ -11,10 +11,10 @@ from quire_engine.config import (
     EngineConfig,
     ModelOptions,
     ParallelOptions,
-    SchedulerOptions,
     ServerOptions,
     SpeculationOptions,
 )
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
@@ -49,10 +49,10 @@ class Bench:
 
         self.config = EngineConfig(
             model=ModelOptions(path=folder, dtype=dtype, load_format="dummy" if dummy else "safetensors"),
-            cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes),
+            cache=CacheOptions(kv_cache_memory_bytes=kv_cache_bytes),
             # Prompts are computed in one step: a decode step must not contain a part of another prompt.
             scheduler=SchedulerOptions(
-                max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS, max_generation_stall_seconds=0.0
+                max_num_batched_tokens=MAX_BATCHED_TOKENS, max_generation_stall_seconds=0.0, enable_prefix_caching=False
             ),
             server=ServerOptions(),
             threads=threads,
@@ -63,7 +63,7 @@ class Bench:
 
     def decoding(self, batch: int, context: int, steps: int) -> Engine:
         """Return an engine with ``batch`` sequences of about ``context`` tokens and ``steps`` decode steps left."""
-        engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
+        engine = make_engine(self.model, scheduler=self.config.scheduler)
         self._submit(engine, batch, context, steps + 1)
         while (now := engine.gauges()).num_running < batch or now.queued_tokens or now.prefilling_tokens:
             engine.step()
@@ -71,7 +71,7 @@ class Bench:
 
     def prefill(self, prompts: int, length: int) -> StepTime:
         """Measure the time until each of ``prompts`` prompts of ``length`` tokens has its first token."""
-        engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
+        engine = make_engine(self.model, scheduler=self.config.scheduler)
         self._submit(engine, prompts, length, 1)
         began, began_cpu = perf_counter(), process_time()
         while engine.has_work:

@@ -106,7 +106,7 @@ def test_rendered_arguments_match_the_spec_in_the_engine(dtype: str, size: int, 
     assert (config.model.dtype, config.model.max_model_len, config.model.seed) == (dtype.lower(), 4096, 7)
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (size, None)
     assert config.cache.gpu_memory_utilization == pytest.approx(0.85)
-    assert config.cache.enable_prefix_caching is (caching == "Enabled")
+    assert config.scheduler.enable_prefix_caching is (caching == "Enabled")
     assert (config.scheduler.policy, config.scheduler.preemption_mode) == ("fair", "swap")
     assert config.cache.swap_space_bytes == 2 * 2**30
     assert config.speculation is not None and config.speculation.max_tokens == 12

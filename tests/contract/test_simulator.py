@@ -13,11 +13,12 @@ from quire_cli.simulation.engine import FIRST_TOKEN_WAIT_BOUNDS, TOKEN_GAP_BOUND
 from quire_cli.simulation.traces import Request
 from quire_engine.api import serve
 from quire_engine.api.metrics import PER_TOKEN, TIME_TO_FIRST_TOKEN
-from quire_engine.config import AdmissionOptions, SchedulerOptions
+from quire_engine.config import AdmissionOptions
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.options import ModelTraits, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request as EngineRequest
 
 RATE, STEP, BLOCK = 1000.0, 0.1, 16
@@ -25,15 +26,14 @@ RATE, STEP, BLOCK = 1000.0, 0.1, 16
 
 def as_scheduled(model: EngineModel, told: list[Request]) -> dict[int, tuple[float, float]]:
     """Return first token and end of each request by the real scheduler with steps of STEP and 1 / RATE per token."""
-    config = SchedulerConfig(
+    options = SchedulerOptions(
         max_num_seqs=model.max_sequences,
         max_num_batched_tokens=model.max_batched_tokens,
-        max_model_len=10**6,
         enable_prefix_caching=model.prefix_caching,
         preemption_mode="recompute",
     )
     groups = (KVCacheGroup(layers=(0,), num_blocks=model.kv_tokens // BLOCK),)
-    scheduler = Scheduler(config, KVCacheLayout(block_size=BLOCK, groups=groups))
+    scheduler = Scheduler(options, ModelTraits(max_model_len=10**6), KVCacheLayout(block_size=BLOCK, groups=groups))
     first, last = {}, {}
     now, coming = 0.0, list(enumerate(told))
     while coming or scheduler.has_unfinished:
@@ -160,13 +160,9 @@ def test_simulated_and_real_engine_report_equal_pending_tokens():
 
 def pending_as_scheduled(model: EngineModel, told: list[Request]) -> list[tuple[float, float]]:
     """Return the pending tokens every 0.13 s: the real scheduler's gauges, combined as in the API process."""
-    config = SchedulerConfig(
-        max_num_seqs=model.max_sequences,
-        max_num_batched_tokens=model.max_batched_tokens,
-        max_model_len=10**6,
-    )
+    options = SchedulerOptions(max_num_seqs=model.max_sequences, max_num_batched_tokens=model.max_batched_tokens)
     groups = (KVCacheGroup(layers=(0,), num_blocks=model.kv_tokens // BLOCK),)
-    scheduler = Scheduler(config, KVCacheLayout(block_size=BLOCK, groups=groups))
+    scheduler = Scheduler(options, ModelTraits(max_model_len=10**6), KVCacheLayout(block_size=BLOCK, groups=groups))
     reports = [(0.0, 0, 0)]
     """The end of each step, what it left to compute, and what the engine process had received at its start."""
     now, received, coming = 0.0, 0, list(enumerate(told))

@@ -60,9 +60,8 @@ sys.meta_path.insert(0, Absent())
 
 from pathlib import Path
 
-from quire_engine.config import (
-    CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions
-)
+from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
@@ -76,7 +75,7 @@ config = EngineConfig(
     device=DeviceOptions(),
     threads=1,
 )
-engine = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
+engine = make_engine(load_model(config), scheduler=config.scheduler)
 for key in range(2):
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     assert engine.add(Request(key=key, prompt_token_ids=[5, 6, 7 + key], params=params, seed=key)) is None

@@ -16,14 +16,8 @@ from fixed_trials import FixedTrials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_engine.config import (
-    CacheOptions,
-    EngineConfig,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-    SpeculationOptions,
-)
+from quire_engine.config import CacheOptions, EngineConfig, ModelOptions, ServerOptions, SpeculationOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters
@@ -208,7 +202,7 @@ def answer_with_drafts(options: SpeculationOptions, prompts: list[list[int]], lo
         speculation=options,
         threads=2,
     )
-    engine = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache, speculation=options)
+    engine = make_engine(load_model(config), scheduler=config.scheduler, speculation=options)
     draft_always(engine)
     params = SamplingParams(max_tokens=longest, temperature=0.0)
     for key, prompt in enumerate(prompts):

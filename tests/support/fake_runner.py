@@ -25,6 +25,7 @@ from quire_engine.core.batch import (
     mask_bytes,
 )
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.options import ModelTraits
 from quire_engine.core.ports import LoadedModel
 
 _MODULUS = (1 << 61) - 1
@@ -348,14 +349,16 @@ def load_fake_model(
     return LoadedModel(
         runner=FakeRunner(layout=layout, vocab_size=vocab_size, verify=verify, step_seconds=step_seconds),
         layout=layout,
-        max_model_len=config.model.max_model_len or max_model_len,
+        traits=ModelTraits(
+            max_model_len=config.model.max_model_len or max_model_len,
+            eos_token_ids=tuple(eos_token_ids),
+            pools=config.pooling is not None,
+        ),
         vocab_size=vocab_size,
-        eos_token_ids=tuple(eos_token_ids),
         model_bytes=0,
         kv_cache_bytes=0,
         dtype="float32",
         weights="none",
         phase_seconds={},
-        pools=config.pooling is not None,
         asynchronous=asynchronous,
     )

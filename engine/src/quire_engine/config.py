@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire_common.tls import TlsFiles
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
 
@@ -56,28 +57,8 @@ class CacheOptions:
     kv_cache_dtype: KVCacheDType = "auto"
     """``auto`` stores keys and values in the data type of the computation."""
     gpu_memory_utilization: float = 0.9
-    enable_prefix_caching: bool = True
-    share_prefixes: Literal["tenant", "all"] = "tenant"
-    """``tenant`` lets a request find only the prefixes that its own API key computed; ``all`` those of all keys."""
     swap_space_bytes: int = 0
     """Host memory for the blocks of preempted sequences, in addition to the KV cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOptions:
-    """Options of the scheduler."""
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """``priority`` runs the request with the lowest number first, and equal numbers in order of arrival; ``fair`` runs
-    the tenant that has been served least."""
-    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
-    """The mode in which a preempted sequence frees its blocks; ``auto`` chooses the one that costs less time."""
-    max_generation_stall_seconds: float = 0.25
-    """The longest step with prompts while other requests generate; 0 means that there is no bound."""
-    check_integrity: bool = False
-    """Check blocks, rows and queues after every step, and end the engine process if they are inconsistent. Slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +206,17 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcessOptions:
-    """The timeouts after which the engine process counts as lost."""
+    """The timeouts after which the engine process counts as lost, and its restarts."""
 
     hang_timeout_seconds: float = 60.0
-    """The longest time without a step while requests run, or without an answer while the engine is idle."""
+    """The longest silence: without a step while requests run, without an answer to a ping otherwise. A step that is
+    expected to be long may take longer."""
     start_timeout_seconds: float = 900.0
     """The longest time from start to ready; for a replacement, of all attempts together."""
+    restart_delays_seconds: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
+    """The delays before the first, second, … restart within ``restart_window_seconds``; more restarts are not made."""
+    restart_window_seconds: float = 600.0
+    close_timeout_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

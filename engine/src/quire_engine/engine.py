@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from quire_engine.config import CacheOptions, SchedulerOptions, SpeculationOptions
+from quire_engine.config import SpeculationOptions
 from quire_engine.core.adapter_requests import AdapterRequests
 from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.ports import AdapterEvent, AdapterStore, ForwardPass, LoadedModel, PendingOutput, Runner
 from quire_engine.core.preemption_cost import MeasuredRates
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.proposers import NgramSettings, OpenProposer, ngram_proposers
 from quire_engine.core.speculation.speculation import Speculation
@@ -300,50 +301,36 @@ def make_engine(
     model: LoadedModel,
     *,
     scheduler: SchedulerOptions,
-    cache: CacheOptions,
     speculation: SpeculationOptions | None = None,
 ) -> Engine:
     """Return an engine over a loaded model, as configured."""
-    config = SchedulerConfig(
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=model.max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        policy=scheduler.policy,
-        preemption_mode=scheduler.preemption_mode,
-        enable_prefix_caching=cache.enable_prefix_caching,
-        share_prefixes=cache.share_prefixes,
-        pools=model.pools,
-        adapter_slots=model.adapter_slots,
-        stages=model.stages,
-    )
     rates = MeasuredRates(
         seconds_per_token=None if model.step_costs is None else model.step_costs.per_token,
         swap_bytes_per_second=model.swap_bytes_per_second,
         block_bytes=model.block_bytes,
     )
     # A token passes through all stages, and may wait for a step with prompts at each of them.
-    bound = _stall_bound(model, scheduler.max_generation_stall_seconds / model.stages)
+    bound = _stall_bound(model, scheduler.max_generation_stall_seconds / model.traits.stages)
     drafts = None
     if speculation is not None and (speculation.method == "ngram" or model.seconds_per_draft is not None):
-        drafts = _speculation(speculation, config, model)
+        drafts = _speculation(speculation, model)
     return Engine(
-        scheduler=Scheduler(config, model.layout, rates, bound, drafts),
+        scheduler=Scheduler(scheduler, model.traits, model.layout, rates, bound, drafts),
         runner=model.runner,
         matchers=Matchers(model.vocab_size),
         adapters=model.adapters,
         overlap=model.asynchronous,
-        stages=model.stages,
+        stages=model.traits.stages,
     )
 
 
-def _speculation(options: SpeculationOptions, config: SchedulerConfig, model: LoadedModel) -> Speculation:
+def _speculation(options: SpeculationOptions, model: LoadedModel) -> Speculation:
     settings = NgramSettings(shortest=options.shortest_match, longest=options.longest_match)
     proposer = OpenProposer()
     return Speculation(
         ngram_proposers(settings) if options.method == "ngram" else lambda sequence: proposer,
         max_tokens=options.max_tokens,
-        most_drafts=config.max_prompt_logprobs_positions,
+        most_drafts=model.traits.max_prompt_logprobs_positions,
         costs=model.step_costs,
         seconds_per_pass=None if options.method == "ngram" else model.seconds_per_draft,
     )

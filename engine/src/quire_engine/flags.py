@@ -25,9 +25,9 @@ from quire_engine.config import (
     ModelOptions,
     ModelTextOptions,
     ParallelOptions,
-    SchedulerOptions,
     ServerOptions,
 )
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
 from quire_engine.model_folder import ConfigOverrides

@@ -10,13 +10,11 @@ from fake_runner import FakeForward, FakeRunner, draw, next_digest
 
 from quire_engine.core.batch import Batch, FinishedSequence, StepOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.core.policy import PolicyName
+from quire_engine.core.options import ModelTraits, PolicyName, PreemptionMode, SchedulerOptions, SharePrefixes
 from quire_engine.core.ports import AdapterStore
-from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
-from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StallBound, StepCosts
@@ -153,15 +151,17 @@ def make_world(
             for index, window in enumerate(windows)
         ),
     )
-    config = SchedulerConfig(
+    options = SchedulerOptions(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        max_model_len=max_model_len,
-        eos_token_ids=(EOS,),
         policy=policy,
         enable_prefix_caching=caching,
         share_prefixes=share,
         preemption_mode=preemption_mode,
+    )
+    model = ModelTraits(
+        max_model_len=max_model_len,
+        eos_token_ids=(EOS,),
         max_prompt_logprobs_positions=positions,
         adapter_slots=adapter_slots,
         pools=pools,
@@ -171,7 +171,7 @@ def make_world(
     bound = None
     if seconds is not None and seconds > 0.0:
         bound = StallBound(seconds, at_least=block_size, costs=step_costs, alone_seconds=max_step)
-    scheduler = Scheduler(config, layout, rates, bound, speculation)
+    scheduler = Scheduler(options, model, layout, rates, bound, speculation)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size, tokens_at_once=tokens_at_once)
     engine = Engine(scheduler=scheduler, runner=runner, adapters=adapters, overlap=overlap, stages=stages)
     return World(engine, scheduler, runner)

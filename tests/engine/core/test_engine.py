@@ -5,14 +5,9 @@ from typing import Any
 import pytest
 from fake_runner import load_fake_model
 
-from quire_engine.config import (
-    CacheOptions,
-    EngineConfig,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, EngineConfig, ModelOptions, ServerOptions
 from quire_engine.core.batch import StepOutput
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
@@ -27,7 +22,7 @@ def engine(**options: Any) -> Engine:
         threads=1,
     )
     model = load_fake_model(config, verify=True, **options)
-    return make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    return make_engine(model, scheduler=config.scheduler)
 
 
 def request(key: int, *, max_tokens: int = 4, logprobs: int | None = None) -> Request:

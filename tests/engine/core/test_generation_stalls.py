@@ -10,8 +10,9 @@ import pytest
 
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.options import ModelTraits, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound, StepCosts
 
@@ -223,12 +224,10 @@ def serve(machine: CostModel, *, max_stall: float, workload: tuple[int, int, int
     """Serve a workload of input tokens, output tokens and concurrency, with five times as many requests in total."""
     inputs, outputs, concurrency = workload
     layout = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=4000),))
-    config = SchedulerConfig(
-        max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=4096, enable_prefix_caching=False
-    )
+    options = SchedulerOptions(max_num_seqs=64, enable_prefix_caching=False)
     costs = StepCosts(fixed=guess * machine.weights, per_token=guess * machine.row, per_pair=guess * machine.pair)
     bound = StallBound(max_stall, at_least=16, costs=costs) if max_stall else None
-    scheduler, chance, now = Scheduler(config, layout, None, bound), Random(3), 0.0
+    scheduler, chance, now = Scheduler(options, ModelTraits(max_model_len=4096), layout, None, bound), Random(3), 0.0
     params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
     todo, done = iter(range(5 * concurrency)), 0
     last: dict[int, float] = {}

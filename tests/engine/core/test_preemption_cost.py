@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from quire_engine.core.batch import Batch, BlockCopies, RunnerOutput
-from quire_engine.core.preemption import PreemptionMode, SwapRoom, decide
+from quire_engine.core.options import PreemptionMode
+from quire_engine.core.preemption import SwapRoom, decide
 from quire_engine.core.preemption_cost import Costs, MeasuredRates, PreemptionWork
 
 MakeWorld = Callable[..., Any]

@@ -11,9 +11,9 @@ from fake_runner import FakeRunner
 
 from quire_engine.core.batch import FinishedSequence
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.core.preemption import PreemptionMode
+from quire_engine.core.options import ModelTraits, PreemptionMode, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
@@ -82,11 +82,9 @@ def make_constrained(
 ) -> Constrained:
     group = KVCacheGroup(layers=(0,), num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
     layout = KVCacheLayout(block_size=4, groups=(group,))
-    config = SchedulerConfig(
+    options = SchedulerOptions(
         max_num_seqs=8,
         max_num_batched_tokens=32,
-        max_model_len=400,
-        eos_token_ids=(EOS, OTHER_EOS),
         preemption_mode=preemption_mode,
         enable_prefix_caching=caching,
     )
@@ -94,7 +92,9 @@ def make_constrained(
     matchers = Matchers(VOCAB_SIZE, woken.release)
     matchers.set_vocabulary(BYTES)
     runner = FakeRunner(layout=layout, vocab_size=VOCAB_SIZE)
-    scheduler = Scheduler(config, layout, speculation=speculation)
+    scheduler = Scheduler(
+        options, ModelTraits(max_model_len=400, eos_token_ids=(EOS, OTHER_EOS)), layout, speculation=speculation
+    )
     engine = Engine(scheduler=scheduler, runner=runner, matchers=matchers, overlap=overlap)
     return Constrained(engine, matchers, woken)
 

@@ -10,18 +10,11 @@ from typing import Any
 import fake_runner
 import pytest
 
-from quire_engine.config import (
-    CacheOptions,
-    EngineConfig,
-    EngineProcessOptions,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, EngineConfig, EngineProcessOptions, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready, RunnerFactory, Stats
-from quire_engine.ipc.supervision import SupervisionOptions
 
 FAKE = "fake_runner:load_fake_model"
 
@@ -94,7 +87,7 @@ async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClie
         *,
         function: str = FAKE,
         observer: Reports | None = None,
-        supervision: SupervisionOptions | None = None,
+        supervision: EngineProcessOptions | None = None,
         scheduler: dict[str, Any] | None = None,
         cpu: CpuChoice | None = None,
         **options: Any,
@@ -103,14 +96,12 @@ async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClie
             options.setdefault("num_blocks", 300)  # few blocks, because they are counted after every step
         config = make_config(**(scheduler or {}))
         if supervision is not None:
-            limits = EngineProcessOptions(hang_timeout_seconds=supervision.hang_timeout_seconds)
-            config = replace(config, engine_process=limits)
+            config = replace(config, engine_process=supervision)
         clients.append(
             EngineClient(
                 config,
                 factory=RunnerFactory(function=function, options=options),
                 observer=observer,
-                supervision=supervision,
                 cpu=cpu,
             )
         )

@@ -13,7 +13,8 @@ from quire_parity.cases import Case
 from quire_parity.engines import config_of
 
 from quire_common.contract.adapters_file import AdapterFailure
-from quire_engine.config import AdapterOptions, CacheOptions, SchedulerOptions
+from quire_engine.config import AdapterOptions, CacheOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import InvalidRequest
 from quire_engine.ipc.client import EngineClient

@@ -15,6 +15,7 @@ from fake_runner import draw, next_digest
 from process_ends import process_ends
 
 from quire_engine import kept
+from quire_engine.config import EngineProcessOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.choice import KIND, CpuChoice
 from quire_engine.cpu.limits import KERNELS, Findings
@@ -22,7 +23,7 @@ from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Submit
 from quire_engine.ipc.stream import Stream
-from quire_engine.ipc.supervision import SupervisionOptions, Supervisor
+from quire_engine.ipc.supervision import Supervisor
 
 Started = Callable[..., Awaitable[EngineClient]]
 MakeClient = Callable[..., EngineClient]
@@ -164,7 +165,7 @@ async def test_killed_engine_fails_running_requests_and_is_replaced(started: Sta
 
 
 async def test_stopped_engine_is_detected_and_replaced(started: Started, reports: Reports) -> None:
-    client = await started(step_seconds=0.005, supervision=SupervisionOptions(hang_timeout_seconds=2.0))
+    client = await started(step_seconds=0.005, supervision=EngineProcessOptions(hang_timeout_seconds=2.0))
     stream = client.submit([1], sampling(3000))
     await stream.wait()
     assert client.ready is not None
@@ -186,7 +187,7 @@ async def test_hang_limit_follows_the_expected_time_of_steps(
         function="faulty_models:load_slow",
         step_seconds=2.0,
         expected_seconds=expected_seconds,
-        supervision=SupervisionOptions(hang_timeout_seconds=0.8),
+        supervision=EngineProcessOptions(hang_timeout_seconds=0.8),
     )
     stream = client.submit([9], sampling(2))
     if killed:
@@ -198,7 +199,7 @@ async def test_hang_limit_follows_the_expected_time_of_steps(
 
 
 async def test_idle_engine_is_not_treated_as_hung(started: Started, reports: Reports) -> None:
-    client = await started(supervision=SupervisionOptions(hang_timeout_seconds=3.0))
+    client = await started(supervision=EngineProcessOptions(hang_timeout_seconds=3.0))
     await reports.until(lambda reports: len(reports.stats) >= 5)  # answers to pings: the engine is idle
     assert client.state == "ready" and client.restarts == 0
 
@@ -206,7 +207,7 @@ async def test_idle_engine_is_not_treated_as_hung(started: Started, reports: Rep
 async def test_stopped_idle_engine_is_detected_before_its_next_use(
     started: Started, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = await started(supervision=SupervisionOptions(hang_timeout_seconds=2.0))
+    client = await started(supervision=EngineProcessOptions(hang_timeout_seconds=2.0))
     assert client.ready is not None
     hung = client.ready.pid
     os.kill(hung, signal.SIGSTOP)
@@ -222,7 +223,7 @@ async def test_replacement_that_is_not_ready_in_time_fails_the_engine(
     client = make_client(function="faulty_models:load_once", once=first, observer=reports)
     await client.start()
     assert client.ready is not None
-    client._supervisor._options = SupervisionOptions(start_timeout_seconds=2.0)  # not for the first start
+    client._supervisor._options = EngineProcessOptions(start_timeout_seconds=2.0)  # not for the first start
     os.kill(client.ready.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         while client.state != "failed":
@@ -276,7 +277,7 @@ async def test_failed_step_is_reported_in_one_line(started: Started, capfd: pyte
 
 
 async def test_engine_that_crashes_repeatedly_is_not_restarted(make_client: MakeClient, reports: Reports) -> None:
-    supervision = SupervisionOptions(restart_delays_seconds=(0.0,))
+    supervision = EngineProcessOptions(restart_delays_seconds=(0.0,))
     client = make_client(function="faulty_models:load_failing_later", observer=reports, supervision=supervision)
     await client.start()
     for life in (1, 2):
@@ -343,7 +344,7 @@ async def test_unusable_socket_folder_is_named_in_the_error(
 
 async def test_engine_start_times_out(make_client: MakeClient) -> None:
     client = make_client(
-        function="faulty_models:load_forever", supervision=SupervisionOptions(start_timeout_seconds=1.0)
+        function="faulty_models:load_forever", supervision=EngineProcessOptions(start_timeout_seconds=1.0)
     )
     with pytest.raises(EngineStartError, match="not get ready within 1 s"):
         await client.start()
@@ -379,7 +380,8 @@ async def test_close_ends_the_process_and_running_requests(started: Started) -> 
 PARENT = """
 import asyncio
 from pathlib import Path
-from quire_engine.config import *
+from quire_engine.config import CacheOptions, EngineConfig, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import RunnerFactory
 

@@ -66,7 +66,7 @@ def run(make_config: Callable[..., EngineConfig]) -> Callable[..., tuple[Script,
     def play(*messages: ToEngine | None, costs: StepCosts | None = None, **options: Any) -> tuple[Script, Engine]:
         config = make_config()
         model = replace(load_fake_model(config, **options), step_costs=costs)
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+        engine = make_engine(model, scheduler=config.scheduler)
         script = Script(*messages)
         EngineLoop(engine, script, hang_timeout_seconds=60.0, check_integrity=True).run()  # type: ignore[arg-type]
         return script, engine

@@ -11,7 +11,8 @@ from quire_parity.engines import ALONE, Heard, ask, block_bytes, cache_options, 
 from quire_parity.reference import Answer, Tally, compare, generate, load_reference
 from quire_parity.schedules import SCHEDULES, Schedule, Seen
 
-from quire_engine.config import CacheOptions, ParallelOptions, SchedulerOptions
+from quire_engine.config import CacheOptions, ParallelOptions
+from quire_engine.core.options import SchedulerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from quire_parity.engines import config_of, follow, start
 from quire_parity.native import YARN
 from quire_parity.schedules import SCHEDULES, Schedule
 
-from quire_engine.config import CacheOptions, SchedulerOptions
+from quire_engine.config import CacheOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
@@ -118,8 +119,8 @@ def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> N
         cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
     )
     model = load_model(config)
-    assert model.eos_token_ids == (never, answer[place])
-    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    assert model.traits.eos_token_ids == (never, answer[place])
+    engine = make_engine(model, scheduler=config.scheduler)
     params = SamplingParams(max_tokens=20, temperature=0.0)
     assert engine.add(Request(key=1, prompt_token_ids=prompts(case.lengths)[-1], params=params, seed=0)) is None
     drawn: list[int] = []

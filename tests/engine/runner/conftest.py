@@ -16,10 +16,10 @@ from quire_engine.config import (
     ModelOptions,
     ParallelOptions,
     PoolingSetup,
-    SchedulerOptions,
     ServerOptions,
     SpeculationOptions,
 )
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.engine import make_engine
@@ -53,13 +53,15 @@ def engine_config() -> Callable[..., EngineConfig]:
         parallel: ParallelOptions | None = None,
         **changes: Any,
     ) -> EngineConfig:
-        cache = CacheOptions(
-            **{name: changes.pop(name) for name in list(changes) if name in CacheOptions.__dataclass_fields__}
+        of_cache, of_scheduler = (
+            {name: changes.pop(name) for name in list(changes) if name in kind.__dataclass_fields__}
+            for kind in (CacheOptions, SchedulerOptions)
         )
+        scheduler = scheduler or SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256)
         return EngineConfig(
             model=ModelOptions(path=folder, **{"dtype": "float32", **changes}),
-            cache=cache,
-            scheduler=scheduler or SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
+            cache=CacheOptions(**of_cache),
+            scheduler=replace(scheduler, **of_scheduler),
             server=ServerOptions(),
             speculation=speculation,
             pooling=pooling,
@@ -83,7 +85,7 @@ def start(engine_config: Callable[..., EngineConfig]) -> Callable[..., Running]:
     def make(folder: Path, **changes: Any) -> Running:
         config = engine_config(folder, **changes)
         model = load_model(config)
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
+        engine = make_engine(model, scheduler=config.scheduler, speculation=config.speculation)
         return Running(engine, model=model)
 
     return make

@@ -87,7 +87,7 @@ def test_a_model_is_loaded_with_slots(
     config = engine_config(make_folder(), kv_cache_memory_bytes=100_000)
     options = AdapterOptions(enabled=True, max_loras=3, max_lora_rank=8, max_cpu_loras=5)
     model = load_model(replace(config, adapters=options))
-    assert model.adapters is not None and model.adapter_slots == 3
+    assert model.adapters is not None and model.traits.adapter_slots == 3
     model.adapters.close()
     model.runner.close()
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from quire_common.errors import FlagsError
-from quire_engine.config import DeviceOptions, EngineConfig, SchedulerOptions
+from quire_engine.config import DeviceOptions, EngineConfig
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
@@ -75,7 +76,7 @@ def by_itself(wanted: list[Request]) -> list[list[Request]]:
 
 
 def engine_over(config: EngineConfig) -> Engine:
-    return make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
+    return make_engine(load_model(config), scheduler=config.scheduler)
 
 
 @pytest.fixture(scope="module", params=MODELS)

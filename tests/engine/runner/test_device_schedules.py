@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.core.preemption import PreemptionMode
+from quire_engine.core.options import ModelTraits, PreemptionMode, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.proposers import OpenProposer
 from quire_engine.core.speculation.speculation import Speculation
@@ -260,14 +260,14 @@ class Play:
             draft=draft,
         )
         self.runner.capture_graphs()
-        config = SchedulerConfig(
+        options = SchedulerOptions(
             max_num_seqs=world.max_rows,
             max_num_batched_tokens=world.budget,
-            max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=world.caching,
             preemption_mode=world.preemption_mode,
         )
-        scheduler = Scheduler(config, layout, speculation=speculation_of(world))
+        traits = ModelTraits(max_model_len=MAX_MODEL_LEN)
+        scheduler = Scheduler(options, traits, layout, speculation=speculation_of(world))
         self.engine = Engine(scheduler=scheduler, runner=self.runner, overlap=world.overlap)
         self.windows = world.windows
         self.expected: dict[int, list[int]] = {}

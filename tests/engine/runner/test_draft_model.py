@@ -286,7 +286,7 @@ def test_a_draft_model_serves_sequences_with_adapters(
         config = engine_config(folder, deterministic=True, speculation=speculation, kv_cache_memory_bytes=2**21)
         options = AdapterOptions(enabled=True, max_loras=2, max_lora_rank=8, max_cpu_loras=4)
         model = load_model(replace(config, adapters=options))
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=speculation)
+        engine = make_engine(model, scheduler=config.scheduler, speculation=speculation)
         running = Answering(engine) if speculation is None else eager(Answering(engine))
         for number, adapter in enumerate(adapters, start=1):
             engine.load_adapter(number, str(adapter))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire_engine.config import SchedulerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 

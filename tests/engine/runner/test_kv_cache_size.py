@@ -14,8 +14,9 @@ from quire_common.kv_size import CacheGroup, CacheLimits, kv_bytes_per_token
 from quire_engine.config import CacheOptions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.options import ModelTraits, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
 from quire_engine.runner.cache_size import CacheDemand, CacheSize, CacheTooSmall, size_cache
@@ -252,12 +253,9 @@ def test_windows_with_maximum_blocks_never_wait(
     most = limits.most_blocks(CacheGroup(block_bytes=1, window=window))
     groups = (KVCacheGroup(layers=(0,), num_blocks=most * 2 // 3, window=window),)
     layout = KVCacheLayout(block_size=16, groups=groups)
-    config = SchedulerConfig(
-        max_num_seqs=sequences, max_num_batched_tokens=tokens, max_model_len=200, enable_prefix_caching=False
-    )
-    engine = Engine(
-        scheduler=Scheduler(config, layout), runner=FakeRunner(layout=layout, vocab_size=9), overlap=overlap
-    )
+    options = SchedulerOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens, enable_prefix_caching=False)
+    scheduler = Scheduler(options, ModelTraits(max_model_len=200), layout)
+    engine = Engine(scheduler=scheduler, runner=FakeRunner(layout=layout, vocab_size=9), overlap=overlap)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     for key, length in enumerate(prompts):
         assert engine.add(Request(key=key, prompt_token_ids=[1] * length, params=params, seed=0)) is None

@@ -22,7 +22,7 @@ Folder = Callable[..., Path]
 
 def test_loaded_model_reports_its_properties(make_folder: Folder, engine_config: Config) -> None:
     model = load_model(engine_config(make_folder(), kv_cache_memory_bytes=100_000))
-    assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (192, 250, (2,))
+    assert (model.traits.max_model_len, model.vocab_size, model.traits.eos_token_ids) == (192, 250, (2,))
     assert (model.dtype, model.weights) == ("float32", "float32")
     assert model.layout.groups[0].num_blocks == 12 and model.kv_cache_bytes == 12 * 16 * 512
     attention, mlp, norms = 64 * (64 + 2 * 32) + 64 * 64, 3 * 64 * 96, 2 * 64
@@ -86,7 +86,7 @@ def test_overrides_of_the_config_lengthen_the_context(
 ) -> None:
     overrides = ConfigOverrides(config=config)
     loaded = load_model(engine_config(make_folder(), overrides=overrides, model_impl=model_impl))
-    assert loaded.max_model_len == longest
+    assert loaded.traits.max_model_len == longest
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])

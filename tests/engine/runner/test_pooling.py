@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire_common.errors import FlagsError
-from quire_engine.config import PoolingSetup, SchedulerOptions, SpeculationOptions
+from quire_engine.config import PoolingSetup, SpeculationOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import Pooling, SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.model.loader import find_native_candidate

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire_engine.config import SchedulerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 
 PROMPTS = [list(range(3, 70)), [5, 9, 200], list(range(100, 149))]

@@ -17,15 +17,15 @@ from quire_common.errors import FlagsError
 from quire_engine.config import (
     AdapterOptions,
     EngineConfig,
+    EngineProcessOptions,
     ParallelOptions,
     PoolingSetup,
-    SchedulerOptions,
     SpeculationOptions,
 )
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import EngineStartError, Unavailable
 from quire_engine.ipc.client import EngineClient
-from quire_engine.ipc.supervision import SupervisionOptions
 from quire_engine.runner import load_model
 
 VOCABULARY = 250
@@ -230,10 +230,7 @@ async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfi
 
 
 async def test_stopped_rank_is_detected_and_no_process_remains(config: EngineConfig) -> None:
-    client = EngineClient(
-        replace(config, engine_process=replace(config.engine_process, hang_timeout_seconds=2.0)),
-        supervision=SupervisionOptions(hang_timeout_seconds=2.0),
-    )
+    client = EngineClient(replace(config, engine_process=EngineProcessOptions(hang_timeout_seconds=2.0)))
     try:
         await client.start()
         assert client.ready is not None
@@ -251,7 +248,7 @@ async def test_stopped_rank_is_detected_and_no_process_remains(config: EngineCon
 
 
 async def test_rank_ends_with_a_killed_engine_process(config: EngineConfig) -> None:
-    client = EngineClient(config, supervision=SupervisionOptions(restart_delays_seconds=()))
+    client = EngineClient(replace(config, engine_process=EngineProcessOptions(restart_delays_seconds=())))
     try:
         await client.start()
         assert client.ready is not None

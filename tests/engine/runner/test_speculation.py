@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fixed_trials import FixedTrials
 
-from quire_engine.config import SchedulerOptions, SpeculationOptions
+from quire_engine.config import SpeculationOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.runner.logprobs import before_and_at_drafts
 from quire_engine.runner.verification import verify

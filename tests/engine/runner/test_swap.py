@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire_common.errors import FlagsError
-from quire_engine.config import SchedulerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.runner import load_model
 

@@ -19,10 +19,9 @@ from quire_parity.cases import Case
 from quire_parity.reference import Answer, generate, load_reference
 
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.core.policy import PolicyName
+from quire_engine.core.options import ModelTraits, PolicyName, PreemptionMode, SchedulerOptions
 from quire_engine.core.ports import Runner
-from quire_engine.core.preemption import PreemptionMode
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.speculation.proposers import NgramSettings, ngram_proposers
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
@@ -143,15 +142,14 @@ class World:
         return KVCacheLayout(block_size=BLOCK_SIZE, groups=groups)
 
     def scheduler(self, layout: KVCacheLayout) -> Scheduler:
-        config = SchedulerConfig(
+        options = SchedulerOptions(
             max_num_seqs=self.max_rows,
             max_num_batched_tokens=self.budget,
-            max_model_len=MAX_MODEL_LEN,
             policy=self.policy,
             enable_prefix_caching=self.caching,
             preemption_mode=self.preemption_mode,
         )
-        return Scheduler(config, layout, speculation=self.speculation())
+        return Scheduler(options, ModelTraits(max_model_len=MAX_MODEL_LEN), layout, speculation=self.speculation())
 
 
 @dataclass

@@ -14,14 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from quire_engine.config import (
-    CacheOptions,
-    DeviceOptions,
-    EngineConfig,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
@@ -70,7 +64,7 @@ def model(config: EngineConfig) -> Iterator[LoadedModel]:
 
 def answers(config: EngineConfig, model: LoadedModel, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
     """Return tokens and their log-probabilities, with all prompts in one batch."""
-    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    engine = make_engine(model, scheduler=config.scheduler)
     for key, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=1)
         assert engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=key)) is None

@@ -13,14 +13,8 @@ from quire_parity.reference import generate, load_reference
 from torch import Tensor, nn
 
 from quire_common.errors import FlagsError
-from quire_engine.config import (
-    CacheOptions,
-    DeviceOptions,
-    EngineConfig,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
@@ -44,8 +38,8 @@ DEMO = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 def config_of(folder: Path, *, tokens: int = 32, max_model_len: int = 48, **device: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(path=folder, dtype="float32", max_model_len=max_model_len),
-        cache=CacheOptions(kv_cache_memory_bytes=1 << 20, enable_prefix_caching=False),
-        scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=tokens),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
+        scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=tokens, enable_prefix_caching=False),
         server=ServerOptions(),
         device=DeviceOptions(device="cpu" if INTERPRETED else "cuda", **{"enforce_eager": True, **device}),
         threads=1,
@@ -61,7 +55,7 @@ class Heard:
 def ask(config: EngineConfig, prompts: list[list[int]], *, max_tokens: int) -> list[Heard]:
     model = load_model(config)
     assert model.asynchronous and model.step_costs is not None
-    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    engine = make_engine(model, scheduler=config.scheduler)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
     heard = [Heard() for _ in prompts]
     for key, prompt in enumerate(prompts):

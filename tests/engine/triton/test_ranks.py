@@ -24,10 +24,10 @@ from quire_engine.config import (
     EngineConfig,
     ModelOptions,
     ParallelOptions,
-    SchedulerOptions,
     ServerOptions,
     SpeculationOptions,
 )
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
@@ -69,8 +69,8 @@ def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], i
     With speculation, all possible drafts are used.
     """
     model = load_model(config)
-    assert model.asynchronous is (config.parallel.pipeline == 1) and model.stages == config.parallel.pipeline
-    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
+    assert model.asynchronous is (config.parallel.pipeline == 1) and model.traits.stages == config.parallel.pipeline
+    engine = make_engine(model, scheduler=config.scheduler, speculation=config.speculation)
     if config.speculation is not None:
         use_every_draft(engine._scheduler._speculation)
     tokens: list[list[int]] = [[] for _ in PROMPTS]

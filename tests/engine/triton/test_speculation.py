@@ -17,10 +17,10 @@ from quire_engine.config import (
     DeviceOptions,
     EngineConfig,
     ModelOptions,
-    SchedulerOptions,
     ServerOptions,
     SpeculationOptions,
 )
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
@@ -79,7 +79,7 @@ def config_of(folder: Path, speculation: SpeculationOptions | None) -> EngineCon
 def engine_of(wanted: EngineConfig) -> Engine:
     """Return an engine that verifies every draft for which there is room."""
     model = load_model(wanted)
-    engine = make_engine(model, scheduler=wanted.scheduler, cache=wanted.cache, speculation=wanted.speculation)
+    engine = make_engine(model, scheduler=wanted.scheduler, speculation=wanted.speculation)
     if wanted.speculation is not None:
         use_every_draft(engine._scheduler._speculation)
     return engine

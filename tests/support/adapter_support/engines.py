@@ -9,7 +9,8 @@ from typing import Any
 from quire_parity.cases import ANSWER
 from quire_parity.engines import Heard, config_of, start
 
-from quire_engine.config import AdapterOptions, CacheOptions, SchedulerOptions
+from quire_engine.config import AdapterOptions, CacheOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine

@@ -13,8 +13,9 @@ from benchmarks.models.random_model import LlamaShape, model_folder
 from benchmarks.serving.steps import Bench
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.options import ModelTraits, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
 from quire_guard.counting import (
@@ -36,8 +37,8 @@ _KV_CACHE_BYTES = 2**28
 def scheduler_steps(running: int, *, waiting: int = 0) -> Callable[[], None]:
     """Return a block's worth of decode steps of ``running`` sequences; ``waiting`` more have no row."""
     layout = KVCacheLayout(block_size=BLOCK, groups=(KVCacheGroup(layers=(0,), num_blocks=64 * running),))
-    config = SchedulerConfig(max_num_seqs=running, max_num_batched_tokens=64 * running, max_model_len=1024)
-    scheduler = Scheduler(config, layout)
+    options = SchedulerOptions(max_num_seqs=running, max_num_batched_tokens=64 * running)
+    scheduler = Scheduler(options, ModelTraits(max_model_len=1024), layout)
     chance = random.Random(1)
     for key in range(running + waiting):
         prompt = [chance.randrange(1000) for _ in range(_PROMPT)]

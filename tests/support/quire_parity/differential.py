@@ -26,8 +26,9 @@ from quire_parity.reference import load_reference
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from quire_engine.config import CacheOptions, SchedulerOptions
+from quire_engine.config import CacheOptions
 from quire_engine.core.batch import TokenLogprobs
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 
 CASES = {**NATIVE, **WHOLE, **BACKEND}
@@ -133,7 +134,6 @@ def _run(case: Case, folder: Path, asked: list[_Asked], mode: str) -> Answering:
     cache = CacheOptions(
         kv_cache_memory_bytes=bytes_of_all,
         swap_space_bytes=4 * bytes_of_all if mode == "swap" else 0,
-        enable_prefix_caching=True,
     )
     running = Answering(start(config_of(folder, max_model_len=case.max_model_len, scheduler=scheduler, cache=cache)))
     waiting, steps = dict(enumerate(asked)), 0

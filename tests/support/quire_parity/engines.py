@@ -8,14 +8,8 @@ from typing import Literal
 from quire_parity.cases import ANSWER
 from quire_parity.schedules import Schedule, Seen
 
-from quire_engine.config import (
-    CacheOptions,
-    EngineConfig,
-    ModelOptions,
-    ParallelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, EngineConfig, ModelOptions, ParallelOptions, ServerOptions
+from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
@@ -53,7 +47,7 @@ def config_of(
 
 
 def start(config: EngineConfig) -> Engine:
-    return make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
+    return make_engine(load_model(config), scheduler=config.scheduler)
 
 
 def block_bytes(config: EngineConfig) -> int:
@@ -68,7 +62,6 @@ def cache_options(schedule: Schedule, block_bytes: int) -> CacheOptions:
         block_size=schedule.block_size,
         kv_cache_memory_bytes=schedule.cache_blocks * block_bytes,
         swap_space_bytes=schedule.swap_blocks * block_bytes,
-        enable_prefix_caching=schedule.enable_prefix_caching,
     )
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire_engine.config import SchedulerOptions
+from quire_engine.core.options import SchedulerOptions
 
 
 @dataclass(slots=True)
@@ -21,14 +21,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    scheduler: SchedulerOptions = field(default_factory=lambda: SchedulerOptions(max_num_seqs=16))
+    scheduler: SchedulerOptions = field(
+        default_factory=lambda: SchedulerOptions(max_num_seqs=16, enable_prefix_caching=False)
+    )
     forced: Callable[[Seen], bool]
     """Returns True if the schedule's purpose occurred."""
     together: bool = True
     """All prompts at once, otherwise each after the one before."""
     rounds: int = 1
     """The number of rounds in which the prompts are requested."""
-    enable_prefix_caching: bool = False
     block_size: int = 16
     cache_blocks: int = 100
     """The blocks of every layer. The longest sequence needs 6, all together 30."""
@@ -37,25 +38,27 @@ class Schedule:
 
 SCHEDULES: dict[str, Schedule] = {
     "alone": Schedule(together=False, forced=lambda seen: seen.most_running == 1),
-    "a full batch": Schedule(scheduler=SchedulerOptions(max_num_seqs=5), forced=lambda seen: seen.most_running == 5),
+    "a full batch": Schedule(
+        scheduler=SchedulerOptions(max_num_seqs=5, enable_prefix_caching=False),
+        forced=lambda seen: seen.most_running == 5,
+    ),
     "in chunks": Schedule(
-        scheduler=SchedulerOptions(max_num_seqs=3, max_num_batched_tokens=13),
+        scheduler=SchedulerOptions(max_num_seqs=3, max_num_batched_tokens=13, enable_prefix_caching=False),
         forced=lambda seen: seen.partial_steps > 10,
     ),
     "prefix hits": Schedule(
         scheduler=SchedulerOptions(max_num_seqs=5, max_num_batched_tokens=64),
         rounds=2,
-        enable_prefix_caching=True,
         # In the second round all of each prompt except its last block, and the shared prefixes in the first.
         forced=lambda seen: seen.prefix_cache_hits > 100,
     ),
     "preemption by recompute": Schedule(
-        scheduler=SchedulerOptions(max_num_seqs=16, preemption_mode="recompute"),
+        scheduler=SchedulerOptions(max_num_seqs=16, preemption_mode="recompute", enable_prefix_caching=False),
         cache_blocks=9,
         forced=lambda seen: seen.preemptions["recompute"] > 1 and not seen.preemptions["swap"],
     ),
     "preemption by swap": Schedule(
-        scheduler=SchedulerOptions(max_num_seqs=16, preemption_mode="swap"),
+        scheduler=SchedulerOptions(max_num_seqs=16, preemption_mode="swap", enable_prefix_caching=False),
         cache_blocks=9,
         swap_blocks=50,
         forced=lambda seen: seen.preemptions["swap"] > 1 and not seen.preemptions["recompute"],

@@ -326,9 +326,11 @@ class Exposition:
         certificate_expiry: Callable[[], float] | None = None,
         most_drafts: int = 0,
         adapters: AdapterService | None = None,
+        *,
+        prefix_caching: bool = True,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry, most_drafts))
+        self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry, most_drafts, prefix_caching))
         if adapters is not None:
             self._registry.register(AdapterCollector(metrics, adapters))
         ProcessCollector(registry=self._registry)
@@ -352,9 +354,10 @@ class EngineCollector(Collector):
         now: Callable[[], float],
         certificate_expiry: Callable[[], float] | None,
         most_drafts: int,
+        prefix_caching: bool,
     ) -> None:
         self._metrics = metrics
-        self._cache = cache
+        self._cache, self._prefix_caching = cache, prefix_caching
         self._now = now
         self._certificate_expiry = certificate_expiry
         self._most_drafts = most_drafts
@@ -440,7 +443,7 @@ class EngineCollector(Collector):
             "num_gpu_blocks": str(num_blocks),
             "cache_dtype": dtype,
             "gpu_memory_utilization": f"{self._cache.gpu_memory_utilization:g}",
-            "enable_prefix_caching": str(self._cache.enable_prefix_caching),
+            "enable_prefix_caching": str(self._prefix_caching),
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration.", labels=[*_LABELS, *labels])
         family.add_metric([*self._values, *labels.values()], 1)

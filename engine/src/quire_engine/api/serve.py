@@ -176,7 +176,15 @@ class _Server:
         config = self._config
         expiry = None if self._tls is None else self._tls.certificate_expiry
         most_drafts = 0 if config.speculation is None else config.speculation.max_tokens
-        exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry, most_drafts, self._adapters)
+        exposition = Exposition(
+            self._metrics,
+            config.cache,
+            time.monotonic,
+            expiry,
+            most_drafts,
+            self._adapters,
+            prefix_caching=config.scheduler.enable_prefix_caching,
+        )
         return create_app(self._context, exposition, access, log_requests=config.log.requests, tracing=self._tracing)
 
     async def run(self) -> int:

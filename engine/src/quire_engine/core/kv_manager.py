@@ -13,9 +13,10 @@ from quire_engine.core.batch import BlockUpdates
 from quire_engine.core.block_pool import BlockPool
 from quire_engine.core.kv_group import KVGroup
 from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.options import SharePrefixes
 from quire_engine.core.preemption import SwapRoom
 from quire_engine.core.preemption_cost import PreemptionWork
-from quire_engine.core.prefix_cache import PrefixCache, SharePrefixes
+from quire_engine.core.prefix_cache import PrefixCache
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.swap_space import SwapSpace
 

@@ -19,7 +19,6 @@ from quire_engine.core.sequence import Sequence
 from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StallBound
 from quire_engine.core.swap_space import Copies
 
-MAX_PROMPT_LOGPROBS_POSITIONS = 256
 """The positions of prompts whose logprobs one step computes at most: each has a row of logits over the vocabulary."""
 
 

@@ -4,13 +4,12 @@ A policy owns the waiting sequences. ``fcfs`` and ``priority`` assign each reque
 (``fair_share``) decides again as tenants are served. ``arrival`` counts up, so no two places are equal.
 """
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 from quire_engine.core.fair_share import FairShare
+from quire_engine.core.options import PolicyName
 from quire_engine.core.sequence import Order, Request, Sequence
 from quire_engine.core.waiting import WaitingQueue
-
-PolicyName = Literal["fcfs", "priority", "fair"]
 
 
 class Policy(Protocol):

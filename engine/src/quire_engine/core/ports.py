@@ -7,6 +7,7 @@ from typing import Protocol
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.options import ModelTraits
 from quire_engine.core.stall_bound import StepCosts
 
 
@@ -92,9 +93,8 @@ class LoadedModel:
 
     runner: Runner
     layout: KVCacheLayout
-    max_model_len: int
+    traits: ModelTraits
     vocab_size: int
-    eos_token_ids: tuple[int, ...]
     model_bytes: int
     kv_cache_bytes: int
     dtype: str
@@ -113,8 +113,3 @@ class LoadedModel:
     """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""
     adapters: AdapterStore | None = None
     """The adapters in host memory; None where the model has no slots for adapters."""
-    stages: int = 1
-    """The steps that the runner runs at once, if they have different sequences."""
-    pools: bool = False
-    """True if the runner pools prompts and samples nothing."""
-    adapter_slots: int = 0

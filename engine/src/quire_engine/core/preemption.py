@@ -11,9 +11,9 @@ into new blocks when it is admitted again, where it continues without recomputat
 from dataclasses import dataclass
 from typing import Literal
 
+from quire_engine.core.options import PreemptionMode
 from quire_engine.core.preemption_cost import Costs
 
-PreemptionMode = Literal["auto", "recompute", "swap"]
 SwapRoom = Literal["none", "full", "enough"]
 Reason = Literal["forced", "cheaper", "swap_space_full", "no_swap_space", "not_measured"]
 

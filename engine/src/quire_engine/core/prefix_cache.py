@@ -13,14 +13,13 @@ prompt within their request have them, with a root of their own. ``KVManager`` i
 from collections.abc import Sequence as Many
 from hashlib import blake2b
 from struct import Struct
-from typing import Literal
 
 from quire_engine.core.kv_group import KVGroup
+from quire_engine.core.options import SharePrefixes
 from quire_engine.core.sequence import Sequence
 
 DIGEST_BYTES = 16
 
-SharePrefixes = Literal["tenant", "all"]
 """The prefixes that a request may find: those of its own tenant, or those of all."""
 
 

@@ -14,7 +14,6 @@ Nothing here knows tensors, messages or the clock.
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
@@ -35,12 +34,12 @@ from quire_engine.core.gauges import read_gauges
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
-from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS, Plan
-from quire_engine.core.policy import PolicyName, make_policy
-from quire_engine.core.preemption import Preemption, PreemptionMode
+from quire_engine.core.options import ModelTraits, SchedulerOptions
+from quire_engine.core.plan import Plan
+from quire_engine.core.policy import make_policy
+from quire_engine.core.preemption import Preemption
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.preemptor import Preemptor
-from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.refusal import refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
@@ -54,28 +53,6 @@ T = TypeVar("T")
 _order = attrgetter("order")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    """At least ``max_num_seqs``, so that every running sequence gets a token in every step."""
-    max_model_len: int
-    eos_token_ids: tuple[int, ...] = ()
-    policy: PolicyName = "fcfs"
-    enable_prefix_caching: bool = True
-    share_prefixes: SharePrefixes = "tenant"
-    max_prompt_logprobs_positions: int = MAX_PROMPT_LOGPROBS_POSITIONS
-    """The maximum number of prompt positions whose logits a step computes, unless each sequence has only one. With a
-    vocabulary of 128,000 tokens they take 128 MB."""
-    preemption_mode: PreemptionMode = "auto"
-    pools: bool = False
-    """True if every request pools its prompt, and none samples a token."""
-    adapter_slots: int = 0
-    """The adapters that a step can use besides the base model; with 0, no request may have one."""
-    stages: int = 1
-    """The stages of the model, one after the other, each of which can run another step at the same time."""
-
-
 class Scheduler:
     """The scheduler. ``rates`` are the initial rates for preemption by measured cost.
 
@@ -85,43 +62,44 @@ class Scheduler:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        options: SchedulerOptions,
+        model: ModelTraits,
         layout: KVCacheLayout,
         rates: MeasuredRates | None = None,
         stall_bound: StallBound | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        assert 0 < config.max_num_seqs <= config.max_num_batched_tokens
-        self._config = config
+        assert 0 < options.max_num_seqs <= options.max_num_batched_tokens
+        self._options, self._model = options, model
         self._layout = layout
         self._kv = KVManager(
             layout,
-            max_chunk=config.max_num_batched_tokens,
-            enable_prefix_caching=config.enable_prefix_caching,
-            share_prefixes=config.share_prefixes,
+            max_chunk=options.max_num_batched_tokens,
+            enable_prefix_caching=options.enable_prefix_caching,
+            share_prefixes=options.share_prefixes,
         )
         self._rates = MeasuredRates() if rates is None else rates
         self._stall_bound = stall_bound
         self._speculation = speculation
         self._arrivals = 0
         self._sequences: dict[int, Sequence] = {}
-        self.adapters = AdapterSlots(config.adapter_slots)
-        policy = make_policy(config.policy)
-        self._waiting = AdapterQueue(policy, self.adapters) if config.adapter_slots else policy
+        self.adapters = AdapterSlots(model.adapter_slots)
+        policy = make_policy(options.policy)
+        self._waiting = AdapterQueue(policy, self.adapters) if model.adapter_slots else policy
         self._parked = ParkedChildren()
         self._num_constrained = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
-        self._rows = Rows(config.max_num_seqs, self.adapters)
+        self._rows = Rows(options.max_num_seqs, self.adapters)
         self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
         self._deferral = PromptDeferral(stall_bound=stall_bound, kv=self._kv, admission=self._admission)
         self._in_flight: deque[Plan] = deque()
-        self._most_in_flight = max(2, config.stages)
+        self._most_in_flight = max(2, model.stages)
         # A step has its share of the tokens and the sequences, so that there is as much work for each stage.
-        self._step_tokens = -(-config.max_num_batched_tokens // config.stages)
+        self._step_tokens = -(-options.max_num_batched_tokens // model.stages)
         self._step = 0
         self.counters = Counters()
         self._preemptor = Preemptor(
-            config.preemption_mode,
+            options.preemption_mode,
             running=self._running,
             waiting=self._waiting,
             parked=self._parked,
@@ -134,16 +112,16 @@ class Scheduler:
     def add(self, request: Request) -> str | None:
         """Queue a request, or return the reason why it can never run."""
         assert request.key not in self._sequences and request.prompt_token_ids
-        assert request.adapter is None or self._config.adapter_slots
-        assert (request.params.pooling is not None) == self._config.pools
+        assert request.adapter is None or self._model.adapter_slots
+        assert (request.params.pooling is not None) == self._model.pools
         # A prompt that is pooled is the whole sequence: the token after it stands for the end, and is never computed.
-        longest = self._config.max_model_len + self._config.pools
+        longest = self._model.max_model_len + self._model.pools
         limit = min(len(request.prompt_token_ids) + request.params.max_tokens, longest)
         refusal = refuse(
             num_prompt=len(request.prompt_token_ids),
             limit=limit,
-            max_model_len=self._config.max_model_len,
-            pools=self._config.pools,
+            max_model_len=self._model.max_model_len,
+            pools=self._model.pools,
             max_cached_tokens=self._layout.max_tokens,
         )
         if refusal is not None:
@@ -153,7 +131,7 @@ class Scheduler:
             request,
             order=self._waiting.order(request, arrival=self._arrivals),
             limit=limit,
-            eos_token_ids=self._config.eos_token_ids,
+            eos_token_ids=self._model.eos_token_ids,
             num_groups=len(self._layout.groups),
         )
         self._sequences[request.key] = sequence
@@ -167,7 +145,7 @@ class Scheduler:
 
     def _fork(self, child: Sequence, parent: Sequence) -> None:
         """Let a sequence wait for its parent, which computes their common prompt."""
-        if not self._config.enable_prefix_caching:
+        if not self._options.enable_prefix_caching:
             child.family = parent.family = parent.order[1]  # its arrival, which no other sequence shares
         self._parked.park(child, parent)
         self._release_children()
@@ -205,7 +183,7 @@ class Scheduler:
         That is so if one of them has drafts, because only its output says how far sequences advance, and if the next
         one may have drafts, because these continue known tokens.
         """
-        if self._speculation is None or not self._in_flight or self._config.stages > 1:
+        if self._speculation is None or not self._in_flight or self._model.stages > 1:
             return False
         return bool(self._in_flight[-1].batch.num_drafts) or self._speculation.awaits_commit(len(self._running))
 
@@ -213,14 +191,14 @@ class Scheduler:
         """Return the next step, or None if no sequence can continue before a commit or a new request."""
         assert len(self._in_flight) < self._most_in_flight, "schedule() runs too far ahead of commit()"
         tokens = self._step_tokens
-        positions = self._config.max_prompt_logprobs_positions
+        positions = self._model.max_prompt_logprobs_positions
         # Pooled positions have no row of logits, so that only the token budget bounds them.
-        plan = Plan(tokens, tokens if self._config.pools else positions)
+        plan = Plan(tokens, tokens if self._model.pools else positions)
         self._waiting.arrange(self._running)
         self._displace()
         self._kv.leave_behind(self._running)
         self._deferral.bound_step(plan, self._running)
-        self._serve_running(plan, self._running if self._config.stages == 1 else self._turn())
+        self._serve_running(plan, self._running if self._model.stages == 1 else self._turn())
         self._release_children()
         if plan.deferred:
             self._serve_deferred(plan)
@@ -253,12 +231,12 @@ class Scheduler:
 
         A prompt of which a part is in flight continues: every stage computes the parts in order.
         """
-        most = -(-len(self._running) // self._config.stages)
+        most = -(-len(self._running) // self._model.stages)
         return [sequence for sequence in self._running if not sequence.num_pending][:most]
 
     def _plan_drafts(self, speculation: Speculation, running: list[Sequence], plan: Plan) -> dict[int, list[int]]:
         """Return the drafts that running sequences may get in the next step, by their key."""
-        ahead = self._config.stages == 1 and bool(self._in_flight)
+        ahead = self._model.stages == 1 and bool(self._in_flight)
         assert not ahead or not self._in_flight[-1].batch.num_drafts, "a step with drafts must be committed first"
         if speculation.passes(len(running), self.counters):
             return {}
@@ -380,7 +358,7 @@ class Scheduler:
             plan.first_scheduled_cached.append(sequence.num_cached)
             self._waiting.admitted(sequence)
             self.counters.prompt_tokens += sequence.num_prompt
-            if self._config.enable_prefix_caching:
+            if self._options.enable_prefix_caching:
                 self.counters.prefix_cache_queries += sequence.num_prompt
                 self.counters.prefix_cache_hits += sequence.num_cached
         self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
@@ -427,7 +405,7 @@ class Scheduler:
                 if reason is not None:
                     self._end(sequence)
                     finished.append(FinishedSequence(sequence.key, reason, token_id if reason == "stop" else None))
-        self.counters.generation_tokens += 0 if self._config.pools else len(keys)
+        self.counters.generation_tokens += 0 if self._model.pools else len(keys)
         self.counters.discarded_tokens += len(discarded)
         return StepOutput(
             began=began,

@@ -35,7 +35,7 @@ from quire_engine.ipc.messages import (
 )
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.stream import Stream
-from quire_engine.ipc.supervision import State, SupervisionOptions, Supervisor
+from quire_engine.ipc.supervision import State, Supervisor
 
 _LOST_RETRY_SECONDS = 5
 _STATE_RETRY_SECONDS = 2
@@ -84,7 +84,6 @@ class EngineClient:
         config: EngineConfig,
         *,
         factory: RunnerFactory | None = None,
-        supervision: SupervisionOptions | None = None,
         observer: Observer | None = None,
         spawned: Spawned | None = None,
         cpu: CpuChoice | None = None,
@@ -93,8 +92,7 @@ class EngineClient:
 
         ``spawned`` is the first engine process if it was started before; ``cpu`` limits every process.
         """
-        options = supervision or SupervisionOptions.of(config.engine_process)
-        self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self, spawned, cpu)
+        self._supervisor = Supervisor(config, factory or RunnerFactory(), self, spawned, cpu)
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._keys = count(1)

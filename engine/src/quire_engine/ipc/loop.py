@@ -200,7 +200,7 @@ def serve(wanted: StartUp) -> int:
             return 0
         model = _load(wanted.factory, wanted.config)
         config = wanted.config
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
+        engine = make_engine(model, scheduler=config.scheduler, speculation=config.speculation)
         phases = {"process": process_seconds, **model.phase_seconds}
         channel.send(_ready(model, phases, max_num_seqs=wanted.config.scheduler.max_num_seqs))
         # Objects from loading stay alive, so the garbage collector need not visit them between steps.
@@ -234,11 +234,11 @@ def _ready(model: LoadedModel, phase_seconds: dict[str, float], *, max_num_seqs:
         kv_cache_bytes=model.kv_cache_bytes,
         num_blocks=sum(group.num_blocks for group in model.layout.groups),
         block_size=model.layout.block_size,
-        max_model_len=model.max_model_len,
+        max_model_len=model.traits.max_model_len,
         dtype=model.dtype,
         weights=model.weights,
         phase_seconds=phase_seconds,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=model.traits.eos_token_ids,
         max_num_seqs=max_num_seqs,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Literal, Protocol
 
-from quire_engine.config import EngineConfig, EngineProcessOptions
+from quire_engine.config import EngineConfig
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.errors import EngineStartError
@@ -35,25 +35,6 @@ logger = logging.getLogger(__name__)
 State = Literal["starting", "ready", "restarting", "failed", "stopped"]
 
 _LAST_WORDS_SECONDS = 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisionOptions:
-    start_timeout_seconds: float = 900.0
-    """The time from start to ready; after a loss, the time for all attempts together."""
-    hang_timeout_seconds: float = 60.0
-    """The longest silence: without a step while requests run, without an answer to a ping otherwise. A step that is
-    expected to be long may take longer."""
-    restart_delays_seconds: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
-    """The delays before the first, second, … restart within ``restart_window_seconds``; more restarts are not made."""
-    restart_window_seconds: float = 600.0
-    close_timeout_seconds: float = 5.0
-
-    @classmethod
-    def of(cls, options: EngineProcessOptions) -> "SupervisionOptions":
-        return cls(
-            start_timeout_seconds=options.start_timeout_seconds, hang_timeout_seconds=options.hang_timeout_seconds
-        )
 
 
 @dataclass(slots=True)
@@ -130,7 +111,6 @@ class Supervisor:
         self,
         config: EngineConfig,
         factory: RunnerFactory,
-        options: SupervisionOptions,
         owner: Owner,
         spawned: Spawned | None = None,
         cpu: CpuChoice | None = None,
@@ -142,7 +122,7 @@ class Supervisor:
         self._cpu = cpu
         self._config = config
         self._factory = factory
-        self._options = options
+        self._options = options = config.engine_process
         self._owner = owner
         self._budget = RestartBudget(options.restart_delays_seconds, options.restart_window_seconds)
         self._spawned = spawned

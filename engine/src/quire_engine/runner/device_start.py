@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS
+from quire_engine.core.options import MAX_PROMPT_LOGPROBS_POSITIONS
 from quire_engine.core.ports import Runner
 from quire_engine.model.kv_scales import set_kv_scales
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache

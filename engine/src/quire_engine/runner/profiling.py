@@ -15,7 +15,7 @@ import torch
 
 from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS
+from quire_engine.core.options import MAX_PROMPT_LOGPROBS_POSITIONS
 from quire_engine.core.ports import Runner
 from quire_engine.core.sampling_params import every_parameter
 

@@ -14,6 +14,7 @@ import torch
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
+from quire_engine.core.options import ModelTraits
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
@@ -155,23 +156,25 @@ def _loaded(
     return LoadedModel(
         runner=warm.runner,
         layout=warm.layout,
-        max_model_len=warm.size.max_model_len,
-        pools=config.pooling is not None,
+        traits=ModelTraits(
+            max_model_len=warm.size.max_model_len,
+            eos_token_ids=_end_tokens(config, model.shape),
+            pools=config.pooling is not None,
+            adapter_slots=config.adapters.max_loras if model.adapters is not None else 0,
+            stages=config.parallel.pipeline,
+        ),
         vocab_size=model.shape.vocab_size,
-        eos_token_ids=_end_tokens(config, model.shape),
         model_bytes=model.weight_bytes + other_bytes,
         kv_cache_bytes=warm.size.kv_cache_bytes,
         dtype=dtype_name(arithmetic.dtype),
         weights=arithmetic.backend.weights,
         phase_seconds=phases,
         asynchronous=warm.asynchronous,
-        stages=config.parallel.pipeline,
         step_costs=warm.measured.step_costs,
         seconds_per_draft=_seconds_per_draft(model, warm.measured.step_costs),
         swap_bytes_per_second=warm.measured.swap_bytes_per_second,
         block_bytes=tuple(group.block_bytes for group in model.demand.groups),
         adapters=None if model.adapters is None else model.adapters.store,
-        adapter_slots=config.adapters.max_loras if model.adapters is not None else 0,
     )
 
 
