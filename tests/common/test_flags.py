@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from quire_common.errors import FlagsError
 from quire_common.flags.kinds import (
-    Choice,
-    Duration,
     Flag,
-    Integer,
     Kind,
-    Number,
-    PathName,
-    Pattern,
-    Size,
-    Switch,
-    Text,
-    Url,
+    choice,
+    duration,
+    integer,
+    number,
+    path,
+    pattern,
+    size,
+    switch,
+    text,
+    url,
 )
 from quire_common.flags.table import FlagTable, FlagValues
 
@@ -44,7 +44,7 @@ def flag(name: str, kind: Kind, default: str | None = None, *, many: bool = Fals
 
 
 TABLE = table(
-    flag("port", Integer(0, 65535), "80"), flag("verbose", Switch(negatable=True)), flag("url", Url("http://x"))
+    flag("port", integer(0, 65535), "80"), flag("verbose", switch(negatable=True)), flag("url", url("http://x"))
 )
 
 
@@ -70,7 +70,7 @@ def test_switches_turn_on_and_off() -> None:
 @pytest.mark.parametrize("link", ["tcp://10.0.0.1:80", "udp://10.0.0.1:80"])
 def test_kubernetes_service_variables_are_ignored(link: str) -> None:
     links = {"PROG_PORT": link, "PROG_SERVICE_HOST": "10.0.0.1", "PROG_PORT_80_TCP_ADDR": "10.0.0.1"}
-    strict = table(flag("port", Integer(0, 65535), "80"), reject_unknown_variables=True)
+    strict = table(flag("port", integer(0, 65535), "80"), reject_unknown_variables=True)
     assert read([], links, strict)["port"] == 80
 
 
@@ -89,7 +89,7 @@ def test_removed_flags_and_variables_name_the_reason() -> None:
 
 def test_unknown_variables_are_problems_in_strict_tables() -> None:
     assert read([], {"PROG_PROT": "1"})["port"] == 80
-    strict = table(flag("port", Integer(0, 65535)), reject_unknown_variables=True)
+    strict = table(flag("port", integer(0, 65535)), reject_unknown_variables=True)
     assert strict.read([], {"PROG_PROT": "1"}).problems == [
         "the variable PROG_PROT is unknown; did you mean PROG_PORT?"
     ]
@@ -105,11 +105,11 @@ def test_unknown_variables_are_problems_in_strict_tables() -> None:
     ],
 )
 def test_flags_take_several_values(separator: str | None, argv: list[str], environ: dict[str, str], expected) -> None:
-    assert read(argv, environ, table(flag("name", Text(), many=True), separator=separator))["name"] == expected
+    assert read(argv, environ, table(flag("name", text(), many=True), separator=separator))["name"] == expected
 
 
 def test_every_problem_is_listed_at_once() -> None:
-    many = table(flag("port", Integer(0, 9)), flag("name", Text(), many=True), flag("model", Text(), required=True))
+    many = table(flag("port", integer(0, 9)), flag("name", text(), many=True), flag("model", text(), required=True))
     values = many.read(["--port", "x", "--name", "--prot=1", "--old"], {"PROG_PORT": "y"})
     with pytest.raises(FlagsError) as caught:
         values.check()
@@ -126,27 +126,27 @@ def test_every_problem_is_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
-        (Integer(1), "7", 7),
-        (Number(0, 1), "0.5", 0.5),
-        (Choice("16", "32", integer=True), "32", 32),
-        (Choice(values={"auto": None, "off": False}), "off", False),
-        (Size(), "1", 1),
-        (Size(), "512MiB", 2**29),
-        (Size(), "1.5GiB", 3 * 2**29),
-        (Size(), "2Gi", 2**31),
-        (Size(), "1 kb", 1000),
-        (Size(), "3TB", 3 * 10**12),
-        (Size(0), "0", 0),
-        (Duration(), "250ms", 0.25),
-        (Duration(), "1.5s", 1.5),
-        (Duration(), "2m", 120.0),
-        (Duration(), "0", 0.0),
-        (Duration(), "1h30m", 5400.0),
-        (Duration(), " 90 s", 90.0),
-        (Duration(), "120", 120.0),
-        (Pattern("[a-z]+", "letters", "X"), "abc", "abc"),
-        (PathName(), "a/b", Path("a/b")),
-        (Url("http://x"), " https://a.example/b ", "https://a.example/b"),
+        (integer(1), "7", 7),
+        (number(0, 1), "0.5", 0.5),
+        (choice(values={"16": 16, "32": 32}), "32", 32),
+        (choice(values={"auto": None, "off": False}), "off", False),
+        (size(), "1", 1),
+        (size(), "512MiB", 2**29),
+        (size(), "1.5GiB", 3 * 2**29),
+        (size(), "2Gi", 2**31),
+        (size(), "1 kb", 1000),
+        (size(), "3TB", 3 * 10**12),
+        (size(0), "0", 0),
+        (duration(), "250ms", 0.25),
+        (duration(), "1.5s", 1.5),
+        (duration(), "2m", 120.0),
+        (duration(), "0", 0.0),
+        (duration(), "1h30m", 5400.0),
+        (duration(), " 90 s", 90.0),
+        (duration(), "120", 120.0),
+        (pattern("[a-z]+", "letters", "X"), "abc", "abc"),
+        (path(), "a/b", Path("a/b")),
+        (url("http://x"), " https://a.example/b ", "https://a.example/b"),
     ],
 )
 def test_flag_types_parse_valid_text(kind: Kind, text: str, value: object) -> None:
@@ -156,27 +156,27 @@ def test_flag_types_parse_valid_text(kind: Kind, text: str, value: object) -> No
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (Integer(1), "0"),
-        (Integer(1, 5), "6"),
-        (Integer(1), "1.5"),
-        (Number(0, 1, above_minimum=True), "0"),
-        (Number(0, 1), "nan"),
-        (Choice("a", "b"), "c"),
-        (Switch(), "maybe"),
-        (Size(), "0"),
-        (Size(), "4 apples"),
-        (Size(1024, 2048), "1KB"),
-        (Size(1, 2048), "4KiB"),
-        (Duration(above_minimum=True), "0"),
-        (Duration(10.0), "9s"),
-        (Duration(maximum=60.0), "61"),
-        (Duration(), "soon"),
-        (Duration(), "-1"),
-        (Pattern("[a-z]+", "letters", "X"), "ab1"),
-        (PathName(), " "),
-        (PathName(readable=True), "/no/such/file"),
-        (Text(), " "),
-        (Url("http://x"), "collector:4317"),
+        (integer(1), "0"),
+        (integer(1, 5), "6"),
+        (integer(1), "1.5"),
+        (number(0, 1, above_minimum=True), "0"),
+        (number(0, 1), "nan"),
+        (choice("a", "b"), "c"),
+        (switch(), "maybe"),
+        (size(), "0"),
+        (size(), "4 apples"),
+        (size(1024, 2048), "1KB"),
+        (size(1, 2048), "4KiB"),
+        (duration(above_minimum=True), "0"),
+        (duration(10.0), "9s"),
+        (duration(maximum=60.0), "61"),
+        (duration(), "soon"),
+        (duration(), "-1"),
+        (pattern("[a-z]+", "letters", "X"), "ab1"),
+        (path(), " "),
+        (path(readable=True), "/no/such/file"),
+        (text(), " "),
+        (url("http://x"), "collector:4317"),
     ],
 )
 def test_flag_types_reject_invalid_text(kind: Kind, text: str) -> None:

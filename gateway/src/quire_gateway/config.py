@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_common.flags.kinds import Choice, Duration, Flag, Integer, Kind, PathName, Size, Switch, Text
+from quire_common.flags.kinds import Flag, choice, duration, integer, path, size, switch, text
 from quire_common.flags.table import FlagTable, FlagValues
 from quire_common.served_names import NameScope
 from quire_common.tls import TlsFiles
@@ -71,10 +71,6 @@ class Config:
     """The gateways that share the limits of keys; None: counted by discovery, or unknown."""
 
 
-def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
-    return Flag(name=name, kind=kind, help=help, default=default, shown_default=unset)
-
-
 # fmt: off
 FLAGS = FlagTable(
     program="quire-gateway",
@@ -92,55 +88,55 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
 """,
     groups={
         "Listening": (
-            _flag("host", Text(), "the address to listen on", "0.0.0.0"),
-            _flag("port", Integer(0, 65535), "the port to listen on; 0 chooses a free port", "8000"),
-            _flag("ssl-certfile", PathName(readable=True), "serve HTTPS with this certificate and its chain, in PEM; "
-                  "reloaded when it changes", unset="plain HTTP"),
-            _flag("ssl-keyfile", PathName(readable=True), "the private key, in PEM", unset="in the certificate's file"),
-            _flag("max-connections", Integer(1, 10**6), "the number of client connections; at the bound, the one that "
-                  "has been idle the longest is closed", "2048"),
-            _flag("api-key-file", PathName(readable=True), "require one of the keys in this file, one per line, on all "
-                  "paths but the probes, /metrics and /requests; reloaded when it changes. Replicas get no "
-                  "key, but an opaque value for its name; the key of an engine that has its own comes in the header "
-                  "X-Quire-Engine-Key", unset="open to all"),
+            Flag("host", text(), "the address to listen on", "0.0.0.0"),
+            Flag("port", integer(0, 65535), "the port to listen on; 0 chooses a free port", "8000"),
+            Flag("ssl-certfile", path(readable=True), "serve HTTPS with this certificate and its chain, in PEM; "
+                 "reloaded when it changes", unset="plain HTTP"),
+            Flag("ssl-keyfile", path(readable=True), "the private key, in PEM", unset="in the certificate's file"),
+            Flag("max-connections", integer(1, 10**6), "the number of client connections; at the bound, the one that "
+                 "has been idle the longest is closed", "2048"),
+            Flag("api-key-file", path(readable=True), "require one of the keys in this file, one per line, on all "
+                 "paths but the probes, /metrics and /requests; reloaded when it changes. Replicas get no "
+                 "key, but an opaque value for its name; the key of an engine that has its own comes in the header "
+                 "X-Quire-Engine-Key", unset="open to all"),
         ),
         "Discovery (one of --endpoints-file and --kubernetes)": (
-            _flag("endpoints-file", PathName(), "read the replicas from this JSON file, again whenever it changes"),
-            _flag("kubernetes", Switch(), "watch LLMDeployments and their EndpointSlices"),
-            _flag("served-names", Choice("cluster", "namespaced"), "how clients name a model: by its served name "
-                  "(cluster), or as NAMESPACE/NAME (namespaced), so that no namespace can claim another one's name",
-                  "cluster"),
-            Flag(name="namespace", kind=Text("NAME"), many=True, help="namespaces to watch", shown_default="all"),
-            _flag("gateway-service", Text("NAMESPACE/NAME"), "count the endpoints of this Service as the gateways that "
-                  "share the limits of API keys"),
-            _flag("gateways", Integer(1, 10_000), "the number of gateways that share the limits of API keys",
-                  unset="counted, or 1"),
-            _flag("kubeconfig", PathName(), "connect to the cluster of this file",
-                  unset="the pod's service account"),
+            Flag("endpoints-file", path(), "read the replicas from this JSON file, again whenever it changes"),
+            Flag("kubernetes", switch(), "watch LLMDeployments and their EndpointSlices"),
+            Flag("served-names", choice("cluster", "namespaced"), "how clients name a model: by its served name "
+                 "(cluster), or as NAMESPACE/NAME (namespaced), so that no namespace can claim another one's name",
+                 "cluster"),
+            Flag("namespace", kind=text("NAME"), many=True, help="namespaces to watch", unset="all"),
+            Flag("gateway-service", text("NAMESPACE/NAME"), "count the endpoints of this Service as the gateways that "
+                 "share the limits of API keys"),
+            Flag("gateways", integer(1, 10_000), "the number of gateways that share the limits of API keys",
+                 unset="counted, or 1"),
+            Flag("kubeconfig", path(), "connect to the cluster of this file",
+                 unset="the pod's service account"),
         ),
         "Requests": (
-            _flag("max-body-bytes", Size(1024, 2**31), "answer larger request bodies with 413", "16MiB"),
-            _flag("body-memory", Size(1024, 2**40), "the memory for the bodies of all requests that arrive, wait or "
-                  "are sent; a body that does not fit is answered with 503 and Retry-After. One API key "
-                  "uses at most what it leaves free and gets 429 beyond that", "96MiB"),
-            _flag("hold-limit", Integer(0, 10**6), "the number of requests per model that may wait for a replica",
-                  "1000"),
-            _flag("hold-timeout", Duration(maximum=_DAY_SECONDS), "how long a request waits for a replica before it is "
-                  "answered with 503", "120s"),
-            _flag("wait-comments", Duration(maximum=300.0), "how long a stream waits for its replica before a comment "
-                  "begins it, for load balancers that close silent connections, and the time between two comments. "
-                  "From then on an error is an event instead of a status. A request sets another time with the header "
-                  "X-Quire-Wait-Comments. 0 sends none", "25s"),
-            _flag("share-prefixes", Choice("tenant", "all"), "must equal the flag of the engines: whether keys of "
-                  "different names share cached prefixes", "tenant"),
-            _flag("hide-names", Switch(), "hide replicas and models: no X-Quire-Replica header, no models in a 404, "
-                  "and an empty /v1/models"),
-            _flag("max-attempts", Integer(1, 100), "the number of replicas to try before the first byte", "3"),
+            Flag("max-body-bytes", size(1024, 2**31), "answer larger request bodies with 413", "16MiB"),
+            Flag("body-memory", size(1024, 2**40), "the memory for the bodies of all requests that arrive, wait or "
+                 "are sent; a body that does not fit is answered with 503 and Retry-After. One API key "
+                 "uses at most what it leaves free and gets 429 beyond that", "96MiB"),
+            Flag("hold-limit", integer(0, 10**6), "the number of requests per model that may wait for a replica",
+                 "1000"),
+            Flag("hold-timeout", duration(maximum=_DAY_SECONDS), "how long a request waits for a replica before it is "
+                 "answered with 503", "120s"),
+            Flag("wait-comments", duration(maximum=300.0), "how long a stream waits for its replica before a comment "
+                 "begins it, for load balancers that close silent connections, and the time between two comments. "
+                 "From then on an error is an event instead of a status. A request sets another time with the header "
+                 "X-Quire-Wait-Comments. 0 sends none", "25s"),
+            Flag("share-prefixes", choice("tenant", "all"), "must equal the flag of the engines: whether keys of "
+                 "different names share cached prefixes", "tenant"),
+            Flag("hide-names", switch(), "hide replicas and models: no X-Quire-Replica header, no models in a 404, "
+                 "and an empty /v1/models"),
+            Flag("max-attempts", integer(1, 100), "the number of replicas to try before the first byte", "3"),
         ),
         "Shutdown and logs": (
-            _flag("drain-timeout", Duration(maximum=_DAY_SECONDS), "how long running requests may take after SIGTERM",
-                  "120s"),
-            _flag("log-level", Choice("debug", "info", "warning", "error"), "the least severe level to log", "info"),
+            Flag("drain-timeout", duration(maximum=_DAY_SECONDS), "how long running requests may take after SIGTERM",
+                 "120s"),
+            Flag("log-level", choice("debug", "info", "warning", "error"), "the least severe level to log", "info"),
         ),
     },
     outro="""\

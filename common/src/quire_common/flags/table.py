@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from quire_common.errors import FlagsError
-from quire_common.flags.kinds import Flag, JsonObject, Switch
+from quire_common.flags.kinds import Flag
 
 _INDENT = " " * 30
 
@@ -123,7 +123,7 @@ class FlagTable:
             written, *path = name.split(".")
             base = self.aliases.get(written, written.removeprefix("--"))
             flag = self.flags.get(base) if argument.startswith("-") else None
-            if not path or flag is None or not isinstance(flag.kind, JsonObject):
+            if not path or flag is None or not flag.kind.has_fields:
                 plain.append(argument)
                 continue
             text = value if equals else next(arguments, None)
@@ -163,9 +163,9 @@ class FlagTable:
             parser.add_argument(f"--{name}", dest="always", action="store_const", const="true")
         for name, flag in self.flags.items():
             names = [f"--{name}", *(alias for alias, meant in self.aliases.items() if meant == name)]
-            if isinstance(flag.kind, Switch):
+            if flag.kind.is_switch:
                 parser.add_argument(*names, dest=name, action="store_const", const="true")
-                if flag.kind.negatable:
+                if flag.kind.is_negatable:
                     negated = [f"--no-{each.removeprefix('--')}" for each in names]
                     parser.add_argument(*negated, dest=name, action="store_const", const="false")
             elif flag.many:
@@ -282,7 +282,7 @@ def _suggestion(word: str, known: Mapping[str, str]) -> str:
 def _help_row(flag: Flag, width: int) -> str:
     metavar = flag.kind.metavar + (" ..." if flag.many else "")
     left = f"  --{flag.name} {metavar}".rstrip()
-    shown = flag.default or flag.shown_default
+    shown = flag.default or flag.unset
     text = flag.help + (f" (default: {shown})" if shown else " (required)" if flag.required else "")
     lines = textwrap.wrap(text, max(40, width - len(_INDENT)))
     if len(left) > len(_INDENT) - 2:

@@ -6,20 +6,19 @@ import socket
 import ssl
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from quire_common.flags.kinds import (
-    Choice,
-    Duration,
     Flag,
-    Integer,
     Kind,
-    PathName,
-    Pattern,
-    Text,
-    Url,
+    choice,
+    duration,
+    integer,
+    path,
+    pattern,
+    text,
+    url,
 )
 from quire_common.flags.table import FlagTable, FlagValues
 from quire_common.names import object_name_problem
@@ -38,104 +37,55 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _SELECTOR_TERM = r"[A-Za-z0-9][\w./-]*(=[\w.-]*)?"
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectNameFlag:
-    """The name of a Kubernetes object."""
-
-    expected: str = "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"
-    metavar: str = "NAME"
-
-    def parse(self, text: str) -> str:
-        if object_name_problem(text) is not None:
-            raise ValueError
-        return text
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+def _object_name(text: str) -> str:
+    if object_name_problem(text) is not None:
+        raise ValueError
+    return text
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """A file with certificates in PEM."""
-
-    expected: str = "a file with certificates in PEM"
-    metavar: str = "PATH"
-
-    def parse(self, text: str) -> Path:
-        try:
-            ssl.create_default_context(cafile=text)
-        except (OSError, ssl.SSLError) as error:
-            raise ValueError(error.strerror or str(error)) from error
-        return Path(text)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+def _certificates(text: str) -> Path:
+    try:
+        ssl.create_default_context(cafile=text)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(error.strerror or str(error)) from error
+    return Path(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Labels of Kubernetes objects."""
-
-    expected: str = "labels such as release=prometheus,team=ml"
-    metavar: str = "LABELS"
-
-    def parse(self, text: str) -> Mapping[str, str]:
-        labels: dict[str, str] = {}
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            name, equals, value = part.partition("=")
-            if not equals or not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
-                raise ValueError(f"{part!r} is not label=value")
-            labels[name] = value
-        return labels
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+def _labels(text: str) -> Mapping[str, str]:
+    labels: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
+            raise ValueError(f"{part!r} is not label=value")
+        labels[name] = value
+    return labels
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A number of bytes as Kubernetes writes it."""
-
-    expected: str = "a number of bytes such as 200Gi"
-    metavar: str = "QUANTITY"
-
-    def parse(self, text: str) -> str:
-        if not parse_bytes(text):
-            raise ValueError
-        return text
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+def _quantity(text: str) -> str:
+    if not parse_bytes(text):
+        raise ValueError
+    return text
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkPeers:
-    """A list of NetworkPolicyPeers in JSON."""
-
-    expected: str = "NetworkPolicyPeers in JSON"
-    metavar: str = "JSON"
-
-    def parse(self, text: str) -> tuple[Mapping[str, object], ...]:
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"not JSON: {error}") from None
-        problems = list(peer_problems(value))
-        if problems:
-            raise ValueError("; ".join(map(str, problems)))
-        return tuple(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+def _network_peers(text: str) -> tuple[Mapping[str, object], ...]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    problems = list(peer_problems(value))
+    if problems:
+        raise ValueError("; ".join(map(str, problems)))
+    return tuple(value)
 
 
-_IMAGE = Pattern(r"[A-Za-z0-9][\w./:@-]{0,511}", "an image reference", "IMAGE")
-_METRIC_LABEL = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a label", "LABEL")
-
-
-def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
-    """Return a row; ``unset`` describes what a flag without a default means when it is not set."""
-    return Flag(name=name, kind=kind, help=help, default=default, shown_default=unset)
+_OBJECT_NAME = Kind("NAME", "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'", _object_name)
+_DOMAIN = replace(_OBJECT_NAME, metavar="DOMAIN")
+_CERTIFICATES = Kind("PATH", "a file with certificates in PEM", _certificates)
+_LABELS = Kind("LABELS", "labels such as release=prometheus,team=ml", _labels)
+_QUANTITY = Kind("QUANTITY", "a number of bytes such as 200Gi", _quantity)
+_NETWORK_PEERS = Kind("JSON", "NetworkPolicyPeers in JSON", _network_peers)
+_IMAGE = pattern(r"[A-Za-z0-9][\w./:@-]{0,511}", "an image reference", "IMAGE")
+_METRIC_LABEL = pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a label", "LABEL")
 
 
 # fmt: off
@@ -156,87 +106,87 @@ usage: quire-operator [flags]
 """,
     groups={
         "Cluster": (
-            _flag("kubeconfig", Text("PATH"), "the file with the connection to the cluster",
-                  unset="the pod's service account"),
-            _flag("namespace", ObjectNameFlag(), "the namespace of the Lease", unset="the pod's own, else default"),
-            Flag(name="watch-namespace", kind=ObjectNameFlag(), many=True, help="the namespaces to act in",
-                 shown_default="all"),
-            _flag("cluster-domain", ObjectNameFlag(metavar="DOMAIN"), "the DNS domain of Services", "cluster.local"),
+            Flag("kubeconfig", text("PATH"), "the file with the connection to the cluster",
+                 unset="the pod's service account"),
+            Flag("namespace", _OBJECT_NAME, "the namespace of the Lease", unset="the pod's own, else default"),
+            Flag("watch-namespace", kind=_OBJECT_NAME, many=True, help="the namespaces to act in",
+                 unset="all"),
+            Flag("cluster-domain", _DOMAIN, "the DNS domain of Services", "cluster.local"),
         ),
         "Pods": (
-            _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
-                  unset="quire-engine:VERSION"),
-            _flag("engine-rocm-image", _IMAGE, "the same for LLMDeployments that request amd.com/gpu, with torch's "
-                  "build for ROCm", unset="quire-engine-rocm:VERSION"),
-            _flag("engine-pull-policy", Choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
-                  "policy of the engine's image", unset="Kubernetes' default for its tag"),
-            _flag("model-size-limit", Quantity(), "the size limit of a model that a pod downloads without "
-                  "spec.model.cache", "200Gi"),
-            _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
-            _flag("pod-user-id", Pattern(r"[1-9]\d{0,9}|none", "a user id such as 65532, or none", "UID"), "the user "
-                  "and group of replicas; none leaves them to the cluster, as OpenShift's restricted-v2 requires",
-                  "65532"),
-            Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS), metavar="NAME"), many=True,
-                 shown_default="none", help="types of volumes, and rules of pods, that spec.podTemplate may use: "
+            Flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
+                 unset="quire-engine:VERSION"),
+            Flag("engine-rocm-image", _IMAGE, "the same for LLMDeployments that request amd.com/gpu, with torch's "
+                 "build for ROCm", unset="quire-engine-rocm:VERSION"),
+            Flag("engine-pull-policy", choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
+                 "policy of the engine's image", unset="Kubernetes' default for its tag"),
+            Flag("model-size-limit", _QUANTITY, "the size limit of a model that a pod downloads without "
+                 "spec.model.cache", "200Gi"),
+            Flag("hub-endpoint", url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
+            Flag("pod-user-id", pattern(r"[1-9]\d{0,9}|none", "a user id such as 65532, or none", "UID"), "the user "
+                 "and group of replicas; none leaves them to the cluster, as OpenShift's restricted-v2 requires",
+                 "65532"),
+            Flag("pod-template-allow", kind=choice(*sorted(EXCEPTIONS), metavar="NAME"), many=True,
+                 unset="none", help="types of volumes, and rules of pods, that spec.podTemplate may use: "
                  + ", ".join(sorted(EXCEPTIONS))),
-            _flag("capacity-check", Choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
-                  "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
-                  "namespaces are watched. off reads neither hub nor nodes", "auto"),
+            Flag("capacity-check", choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
+                 "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
+                 "namespaces are watched. off reads neither hub nor nodes", "auto"),
         ),
         "Other children": (
-            _flag("network-policy-from", NetworkPeers(), "the only NetworkPolicyPeers that may reach replicas",
-                  unset="no policies: all may"),
-            _flag("served-names", Choice(values={"unique": NameScope.CLUSTER, "namespaced": NameScope.NAMESPACED,
-                  "shared": None}), "unique: two LLMDeployments with one served name conflict; namespaced: clients of "
-                  "the gateway ask for NAMESPACE/NAME; shared: there is no gateway", "unique"),
-            _flag("monitors", Choice(values={"auto": True, "off": False}), "auto: create PodMonitors and "
-                  "PrometheusRules where these kinds exist", "auto"),
-            _flag("monitor-interval", Pattern(r"(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", 'a duration such as "15s"',
-                  "DURATION"), "the time between scrapes by PodMonitors", "15s"),
-            _flag("monitor-labels", Labels(), "labels of PodMonitors, such as release=prometheus"),
-            _flag("alert-labels", Labels(), "labels of PrometheusRules, such as release=prometheus"),
-            _flag("runbook-url", Pattern(r"[\w./:~%@-]{1,1000}", "a URL or a path", "URL"), "the address of the "
-                  "runbooks, in front of /NAME.md", "docs/runbooks"),
-            _flag("discovery", Duration(1.0), "how often the cluster is searched for such kinds and their objects",
-                  "60s"),
+            Flag("network-policy-from", _NETWORK_PEERS, "the only NetworkPolicyPeers that may reach replicas",
+                 unset="no policies: all may"),
+            Flag("served-names", choice(values={"unique": NameScope.CLUSTER, "namespaced": NameScope.NAMESPACED,
+                 "shared": None}), "unique: two LLMDeployments with one served name conflict; namespaced: clients of "
+                 "the gateway ask for NAMESPACE/NAME; shared: there is no gateway", "unique"),
+            Flag("monitors", choice(values={"auto": True, "off": False}), "auto: create PodMonitors and "
+                 "PrometheusRules where these kinds exist", "auto"),
+            Flag("monitor-interval", pattern(r"(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", 'a duration such as "15s"',
+                 "DURATION"), "the time between scrapes by PodMonitors", "15s"),
+            Flag("monitor-labels", _LABELS, "labels of PodMonitors, such as release=prometheus"),
+            Flag("alert-labels", _LABELS, "labels of PrometheusRules, such as release=prometheus"),
+            Flag("runbook-url", pattern(r"[\w./:~%@-]{1,1000}", "a URL or a path", "URL"), "the address of the "
+                 "runbooks, in front of /NAME.md", "docs/runbooks"),
+            Flag("discovery", duration(1.0), "how often the cluster is searched for such kinds and their objects",
+                 "60s"),
         ),
         "Several operators": (
-            _flag("lease-name", ObjectNameFlag(), "the Lease that they share", "quire-operator"),
-            _flag("identity", Pattern(r"[A-Za-z0-9_.-]{1,128}", "1 to 128 letters, digits, '-', '_', '.'", "TEXT"),
-                  "a name that is unique among them", unset="host name and a random id"),
+            Flag("lease-name", _OBJECT_NAME, "the Lease that they share", "quire-operator"),
+            Flag("identity", pattern(r"[A-Za-z0-9_.-]{1,128}", "1 to 128 letters, digits, '-', '_', '.'", "TEXT"),
+                 "a name that is unique among them", unset="host name and a random id"),
         ),
         "Work": (
-            _flag("workers", Integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
-            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the LLMDeployments whose replicas a new operator "
-                  "replaces at once; 0: all", "5"),
-            _flag("resync", Duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
-            _flag("autoscaling-period", Duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
+            Flag("workers", integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
+            Flag("max-concurrent-rollouts", integer(0, 100_000), "the LLMDeployments whose replicas a new operator "
+                 "replaces at once; 0: all", "5"),
+            Flag("resync", duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
+            Flag("autoscaling-period", duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
         ),
         "Prometheus for the autoscaler (without it, or with metricsSource: Pods, replicas are scraped directly)": (
-            _flag("prometheus-url", Url("http://prometheus:9090"), "the address of Prometheus", unset="none"),
-            _flag("prometheus-token-file", PathName(readable=True), "a file with a bearer token; read at each query"),
-            _flag("prometheus-ca-file", Certificates(), "certificates of authorities to trust", unset="the system's"),
-            _flag("prometheus-namespace-label", _METRIC_LABEL, "the label with a series' namespace", "namespace"),
-            _flag("prometheus-pod-label", _METRIC_LABEL, "the label with a series' pod", "pod"),
+            Flag("prometheus-url", url("http://prometheus:9090"), "the address of Prometheus", unset="none"),
+            Flag("prometheus-token-file", path(readable=True), "a file with a bearer token; read at each query"),
+            Flag("prometheus-ca-file", _CERTIFICATES, "certificates of authorities to trust", unset="the system's"),
+            Flag("prometheus-namespace-label", _METRIC_LABEL, "the label with a series' namespace", "namespace"),
+            Flag("prometheus-pod-label", _METRIC_LABEL, "the label with a series' pod", "pod"),
         ),
         "Validating webhook (off without a certificate)": (
-            _flag("webhook-certificate", Certificates(), "the TLS certificate; reloaded when it changes"),
-            _flag("webhook-key", PathName(readable=True), "the certificate's private key"),
-            _flag("webhook-client-ca", Certificates(), "answer only clients with a certificate of these authorities",
-                  unset="all"),
-            _flag("webhook-port", Integer(1, 65535), "the port of the webhook", "9443"),
+            Flag("webhook-certificate", _CERTIFICATES, "the TLS certificate; reloaded when it changes"),
+            Flag("webhook-key", path(readable=True), "the certificate's private key"),
+            Flag("webhook-client-ca", _CERTIFICATES, "answer only clients with a certificate of these authorities",
+                 unset="all"),
+            Flag("webhook-port", integer(1, 65535), "the port of the webhook", "9443"),
         ),
         "Gateways, for minReplicas: 0 (they hold the first requests; without them nothing scales to zero)": (
-            _flag("gateway-selector", Pattern(rf"{_SELECTOR_TERM}(,{_SELECTOR_TERM})*",
-                  "a label selector such as app=gateway", "LABELS"), "the labels of their pods, in --namespace",
-                  unset="none"),
-            Flag(name="gateway-url", kind=Url("http://gateway:8000"), many=True,
-                 help="the addresses of gateways outside the cluster", shown_default="none"),
+            Flag("gateway-selector", pattern(rf"{_SELECTOR_TERM}(,{_SELECTOR_TERM})*",
+                 "a label selector such as app=gateway", "LABELS"), "the labels of their pods, in --namespace",
+                 unset="none"),
+            Flag("gateway-url", kind=url("http://gateway:8000"), many=True,
+                 help="the addresses of gateways outside the cluster", unset="none"),
         ),
         "Serving /healthz, /readyz and /metrics, and logs": (
-            _flag("host", Text(), "the address to listen on", "0.0.0.0"),
-            _flag("port", Integer(0, 65535), "the port to listen on; 0 chooses a free port", "8080"),
-            _flag("log-level", Choice("debug", "info", "warning", "error"), "the least severe level to log", "info"),
+            Flag("host", text(), "the address to listen on", "0.0.0.0"),
+            Flag("port", integer(0, 65535), "the port to listen on; 0 chooses a free port", "8080"),
+            Flag("log-level", choice("debug", "info", "warning", "error"), "the least severe level to log", "info"),
         ),
     },
     outro="""\
