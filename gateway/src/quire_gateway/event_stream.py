@@ -1,4 +1,4 @@
-"""Streams of events: relayed as whole events, begun with comments while a request waits, continued elsewhere."""
+"""Streams of events: relayed as whole events, started with comments while a request waits, continued elsewhere."""
 
 import asyncio
 import re
