@@ -245,14 +245,14 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("node-rank", integer(0, 63), "this node's number. Node 0 serves the API. The others serve /livez, "
              "/readyz, /metrics and /version on --port; /readyz turns 200 when the node has joined its group", "0"),
         Flag("master-addr", text(), "the name or address of node 0, which listens there for the others", "127.0.0.1"),
-        Flag("master-port", integer(1, 65535), "the TCP port on which node 0 listens. Where more than two nodes take "
-             "part, node N also listens on this port plus N. On GPUs, NCCL listens on further ports, which the kernel "
-             "chooses", "29501"),
+        Flag("master-port", integer(1, 65535), "the TCP port on which node 0 listens. gloo and NCCL listen on "
+             "further ports of every node, which the kernel chooses", "29501"),
         Flag("distributed-timeout-seconds", duration(), "how long to wait for the other nodes at a start",
              "600s"),
         Flag("group-secret-file", path(), "a file with the secret that all nodes of a group share, of at least 16 "
-             "characters. It is never sent: each side proves that it knows it (HMAC-SHA256), before "
-             "anything else is sent. The data itself is not encrypted", unset="the variable QUIRE_GROUP_SECRET"),
+             "characters. It is never sent: a node and node 0 prove to each other that they know it (HMAC-SHA256). It "
+             "keeps groups apart, and does not replace a network that only the nodes of the group can reach",
+             unset="the variable QUIRE_GROUP_SECRET"),
     ),
     "Server": (
         Flag("host", text(), "the address to listen on", "0.0.0.0"),

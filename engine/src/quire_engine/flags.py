@@ -139,8 +139,6 @@ def _node_contradictions(parallel: ParallelOptions) -> Iterator[str]:
             f"--nnodes {nodes} does not divide the {ranks} processes of --tensor-parallel-size {parallel.tensor} times"
             f" --pipeline-parallel-size {parallel.pipeline}: every node has as many"
         )
-    if parallel.master_port + nodes - 1 > 65535:
-        yield f"--master-port {parallel.master_port}: the {nodes} nodes use this port and those after it, up to 65535"
 
 
 def _parallel_options(values: FlagValues) -> ParallelOptions:

@@ -18,15 +18,6 @@ def free_ports(count: int) -> tuple[int, ...]:
         return tuple(next(port for port in candidates if _hold(port, held)) for _ in range(count))
 
 
-def consecutive_free_ports(count: int) -> int:
-    """Return the first of so many free ports that follow each other."""
-    for first in _shuffled():
-        with ExitStack() as held:
-            if all(_hold(port, held) for port in range(first, first + count)):
-                return first
-    raise OSError(f"no {count} consecutive ports are free")
-
-
 def _shuffled() -> Iterator[int]:
     yield from random.sample(CANDIDATES, len(CANDIDATES))
 

@@ -233,7 +233,6 @@ def test_ranks_divide_the_threads() -> None:
             "--node-rank 2: with --nnodes 2, nodes have the numbers 0 to 1",
         ),
         (["m", "-r", "1"], "--node-rank 1: with --nnodes 1, nodes have"),
-        (["m", "-tp", "2", "-n", "2", "--master-port", "65535", *SECRET], "--master-port 65535: the 2 nodes use"),
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
         (["m", "--response-store-memory", "64MiB"], "--response-store-memory was removed: the engine stores no resp"),
         (["m", "--no-enable-lora", "--lora-modules", "a=./a"], "--lora-modules and --no-enable-lora contradict"),

@@ -1,96 +1,60 @@
-"""Nodes form a group: they prove that they share a secret, agree on what they run, and get their connections."""
+"""Nodes form a group: they prove that they share a secret, agree on what they run, and notice each other's end."""
 
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire_cluster.ports import consecutive_free_ports
+from quire_cluster.ports import free_ports
 from quire_common.errors import FlagsError
 from quire_engine.config import CacheOptions, EngineConfig, ParallelOptions
 from quire_engine.errors import EngineStartError
-from quire_engine.group_secret import NotAuthenticated, accept, authenticate, read_secret
-from quire_engine.runner.parallel.agreement import disagreements, membership, model_digest
-from quire_engine.runner.parallel.meeting import Connections, gather, join
-from quire_engine.runner.parallel.messages import Beat, Frames, JoinAsNode
-from quire_engine.runner.parallel.node_watch import NodeWatch
+from quire_engine.group_secret import NotAuthenticated, read_secret, sign, verify
+from quire_engine.runner.parallel.agreement import Membership, disagreements, membership, model_digest
+from quire_engine.runner.parallel.node import NodeWatch
+from quire_engine.runner.parallel.rendezvous import Attempt, Join, Places, gather, join
+from quire_engine.runner.parallel.store import GroupStore, StoreLost, address_towards, host_store, join_store
 from quire_engine.runner.parallel.topology import Topology
 
 SECRET = b"a secret of some length"
 OTHER = b"another secret, as long"
-HELLO = JoinAsNode(node=0, version="1", model="m", settings={"cache.block_size": 16})
-
-
-# --- the places of ranks ---
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 1), (2, 2, 2), (4, 1, 2), (2, 4, 4), (4, 2, 4), (1, 3, 3)])
-def test_streams_join_exactly_the_ranks_that_exchange_data(sizes: tuple[int, int, int]) -> None:
+def test_each_rank_has_a_node_and_a_part(sizes: tuple[int, int, int]) -> None:
     tensor, stages, nodes = sizes
     topology = Topology(tensor=tensor, stages=stages, nodes=nodes)
     assert [rank for node in range(nodes) for rank in topology.ranks_of(node)] == list(range(topology.ranks))
-    pairs = {(rank, peer) for rank in range(topology.ranks) for peer in topology.peers(rank)}
-    assert pairs == {(peer, rank) for rank, peer in pairs}, "both sides know a stream"
     for rank in range(topology.ranks):
         assert topology.part(rank).stage == rank // tensor
         group = topology.tensor_group(rank)
         apart = topology.node_of(group[0]) != topology.node_of(group[-1])
         assert topology.shares_memory(rank) is (tensor > 1 and not apart)
-        for peer in topology.peers(rank):
-            meets = 0 in (rank, peer)  # through which ranks on GPUs find each other
-            assert peer % tensor == rank % tensor or (peer in group and apart) or meets
+        assert (rank in topology.steps_group) is (rank == 0 or topology.node_of(rank) > 0)
     assert topology.part(topology.sampler).is_last and topology.part(topology.sampler).tensor_rank == 0
-    links = [link for node in range(nodes) for link in topology.local_links(node)]
-    links += [link for node in range(nodes) for other in range(node) for link in topology.links_between(node, other)]
-    assert len(links) == len(pairs) // 2, "each stream is made once"
 
 
 # --- the secret ---
 
 
-def handshake(listens: bytes, connects: bytes) -> tuple[Future[None], Future[None]]:
-    here, there = socket.socketpair()
-    with here, there, ThreadPoolExecutor(2) as pool:
-        accepted = pool.submit(accept, here, listens)
-        authenticated = pool.submit(authenticate, there, connects)
-        accepted.exception()
-        authenticated.exception()
-    return accepted, authenticated
-
-
-def test_both_sides_prove_they_know_the_secret() -> None:
-    accepted, authenticated = handshake(SECRET, SECRET)
-    accepted.result()
-    authenticated.result()
-
-
-def test_another_secret_is_refused_on_both_sides() -> None:
-    for future in handshake(SECRET, OTHER):
-        assert isinstance(future.exception(), NotAuthenticated)
-
-
-def test_the_secret_and_a_repeated_proof_never_help_a_listener() -> None:
-    """A program that listens sees a number and a proof for it; neither passes a second time, nor for the other role."""
-    here, there = socket.socketpair()
-    with here, there, ThreadPoolExecutor(1) as pool:
-        future = pool.submit(authenticate, there, SECRET)
-        here.sendall(b"quire-group 1\n" + bytes(32))
-        said = here.recv(64, socket.MSG_WAITALL)
-        assert SECRET not in said
-        here.sendall(b"\1" + said[32:])  # the client's own proof, sent back
-        assert isinstance(future.exception(), NotAuthenticated)
-    first, second = socket.socketpair()
-    with first, second, ThreadPoolExecutor(1) as pool:
-        future = pool.submit(accept, first, SECRET)
-        second.recv(46, socket.MSG_WAITALL)
-        second.sendall(said)
-        assert isinstance(future.exception(), NotAuthenticated)
+def test_a_proof_is_of_one_secret_role_and_exchange() -> None:
+    proof = {"role": b"joins", "challenge": b"1" * 32}
+    signed = sign(SECRET, b"said", **proof)
+    assert verify(SECRET, signed, **proof) == b"said" and SECRET not in signed
+    for secret, said, changes in (
+        (OTHER, signed, {}),
+        (SECRET, signed + b"more", {}),
+        (SECRET, b"", {}),
+        (SECRET, signed, {"role": b"answers"}),
+        (SECRET, signed, {"challenge": b"2" * 32}),
+    ):
+        with pytest.raises(NotAuthenticated):
+            verify(secret, said, **{**proof, **changes})
 
 
 @pytest.mark.parametrize("text", ["", "short", "  \n"])
@@ -114,6 +78,10 @@ def test_secret_file_takes_precedence(tmp_path: Path) -> None:
 # --- the agreement ---
 
 
+def hello(node: int, **changes: Any) -> Membership:
+    return Membership(**{"node": node, "version": "1", "model": "m", "settings": {"cache.block_size": 16}, **changes})
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -124,9 +92,8 @@ def test_secret_file_takes_precedence(tmp_path: Path) -> None:
     ],
 )
 def test_differences_between_nodes_are_named(change: dict[str, Any], part: str) -> None:
-    fields = {"node": 1, "version": HELLO.version, "model": HELLO.model, "settings": HELLO.settings}
-    assert disagreements(HELLO, JoinAsNode(**fields)) == []
-    (problem,) = disagreements(HELLO, JoinAsNode(**{**fields, **change}))
+    assert disagreements(hello(0), hello(1)) == []
+    (problem,) = disagreements(hello(0), hello(1, **change))
     assert part in problem
 
 
@@ -160,16 +127,44 @@ def test_the_digest_is_that_of_configuration_and_index(tmp_path: Path) -> None:
     assert model_digest(tmp_path, weights=False) != before
 
 
-# --- the meeting ---
+# --- the places ---
+
+
+def attempt(number: int, node: int, arrived: float) -> Attempt:
+    said = Join(nonce=b"", address=f"10.0.0.{number}", membership=hello(node))
+    return Attempt(number=number, join=said, arrived=arrived, seen=arrived)
+
+
+@pytest.mark.parametrize(("still_there", "joined"), [(True, 1), (False, 2)])
+def test_a_second_node_of_one_number_waits_for_a_sign_of_the_first(still_there: bool, joined: int) -> None:
+    """It is refused if there is one. Without, the first one has ended, and the second one is its restart."""
+    places = Places(3, waiting=[attempt(1, 1, 0.0)])
+    assert [one.number for one in places.settle()[0]] == [1] and places.missing == [2]
+    places.waiting.append(attempt(2, 1, 4.0))
+    assert places.settle() == ([], [])
+    if still_there:
+        places.taken[1].seen = 4.5
+        _, ((refused, reason),) = places.settle()
+        assert refused.number == 2 and "a node with this number has joined already, from 10.0.0.1" in reason
+    places.waiting = [replace(one, seen=6.0) for one in places.waiting]
+    assert [one.number for one in places.leave(6.0)] == ([] if still_there else [1])
+    places.settle()
+    assert places.taken[1].number == joined and not places.waiting
+
+
+@pytest.mark.parametrize("node", [0, 3, -1])
+def test_a_number_outside_the_group_is_refused(node: int) -> None:
+    places = Places(3, waiting=[attempt(1, node, 0.0)])
+    _, ((_, reason),) = places.settle()
+    assert f"--node-rank {node}: the group has 3 nodes" in reason and places.missing == [1, 2]
+
+
+# --- the rendezvous ---
 
 
 def options(node: int, **changes: Any) -> ParallelOptions:
-    fields = {"tensor": 2, "pipeline": 2, "nodes": 2, "node_rank": node, "join_timeout_seconds": 30.0}
+    fields = {"tensor": 2, "pipeline": 2, "nodes": 2, "node_rank": node, "join_timeout_seconds": 60.0}
     return ParallelOptions(**{**fields, **changes})
-
-
-def hello(node: int, **changes: Any) -> JoinAsNode:
-    return JoinAsNode(**{"node": node, "version": "1", "model": "m", "settings": {"cache.block_size": 16}, **changes})
 
 
 def meet(
@@ -178,43 +173,30 @@ def meet(
     secret: bytes = SECRET,
     other: dict[str, Any] | None = None,
     **changes: Any,
-) -> list[Future[Connections]]:
+) -> list["Future[GroupStore]"]:
     """Start all nodes; ``other`` changes what the last one says."""
-    port = consecutive_free_ports(nodes)
-    found = [pool.submit(gather, options(0, nodes=nodes, master_port=port, **changes), hello(0), SECRET)]
+    changes = {"nodes": nodes, "master_port": free_ports(1)[0], **changes}
+    found = [pool.submit(gather, options(0, **changes), hello(0), SECRET, 30.0)]
     for node in range(1, nodes):
         said = hello(node, **(other or {} if node == nodes - 1 else {}))
-        found.append(pool.submit(join, options(node, nodes=nodes, master_port=port, **changes), said, secret))
+        found.append(pool.submit(join, options(node, **changes), said, secret, 30.0))
     return found
 
 
-@pytest.mark.parametrize(("nodes", "tensor", "pipeline"), [(2, 2, 2), (2, 4, 1), (4, 2, 4)])
-def test_every_stream_connects_its_two_ranks(nodes: int, tensor: int, pipeline: int) -> None:
-    with ThreadPoolExecutor(nodes) as pool:
-        met = [future.result() for future in meet(pool, nodes, tensor=tensor, pipeline=pipeline)]
-    topology = Topology(tensor=tensor, stages=pipeline, nodes=nodes)
-    assert set(met[0].ranks) == set(range(topology.ranks)) - set(topology.ranks_of(0))
-    for node, own in enumerate(met):
-        assert set(own.streams) == {
-            link for other in range(nodes) if other != node for link in topology.links_between(node, other)
-        }
-        for (rank, peer), stream in own.streams.items():
-            stream.sendall(bytes([rank, peer]))
-        if node:
-            for rank, connection in own.ranks.items():
-                connection.sendall(bytes([rank]))
-    for own in met:
-        for (rank, peer), stream in own.streams.items():
-            assert stream.recv(2, socket.MSG_WAITALL) == bytes([peer, rank])
-    for rank, connection in met[0].ranks.items():
-        assert connection.recv(1) == bytes([rank])
-    for own in met:
-        own.close()
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost"])
+def test_nodes_that_agree_share_a_store(address: str) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = (future.result() for future in meet(pool, 3, master_addr=address))
+    first.set("key", b"\0value")
+    for other in others:
+        assert other.place.connect().get("key") == b"\0value"
+        assert other.place.session == first.place.session
+        assert other.place.own == first.place.own == ("::1" if address == "::1" else "127.0.0.1")
 
 
 def test_differing_node_ends_the_start_on_all_nodes() -> None:
     with ThreadPoolExecutor(4) as pool:
-        futures = meet(pool, 4, other={"version": "2"}, tensor=4, join_timeout_seconds=20.0)
+        futures = meet(pool, 4, other={"version": "2"}, tensor=4)
         errors = [future.exception() for future in (futures[0], futures[3])]
         for error in errors:
             assert isinstance(error, EngineStartError)
@@ -223,68 +205,65 @@ def test_differing_node_ends_the_start_on_all_nodes() -> None:
 
 
 def test_missing_node_ends_the_start_on_other_nodes() -> None:
-    port = consecutive_free_ports(4)
+    changes = {"nodes": 4, "tensor": 4, "master_port": free_ports(1)[0], "join_timeout_seconds": 4.0}
     with ThreadPoolExecutor(2) as pool:
-        changes = {"nodes": 4, "tensor": 4, "master_port": port, "join_timeout_seconds": 3.0}
-        first = pool.submit(gather, options(0, **changes), hello(0), SECRET)
-        other = pool.submit(join, options(1, **changes), hello(1), SECRET)
+        first = pool.submit(gather, options(0, **changes), hello(0), SECRET, 30.0)
+        other = pool.submit(join, options(1, **changes), hello(1), SECRET, 30.0)
         for future in (first, other):
             error = future.exception()
             assert isinstance(error, EngineStartError)
-            assert "nodes 2, 3 of 4 did not join within 3 s" in str(error)
+            assert "nodes 2, 3 of 4 did not join within 4 s" in str(error)
 
 
 def test_nodes_time_out_without_node_0() -> None:
     with pytest.raises(EngineStartError, match="node 0 did not answer at 127.0.0.1:"):
-        join(options(1, master_port=consecutive_free_ports(2), join_timeout_seconds=0.3), hello(1), SECRET)
+        join(options(1, master_port=free_ports(1)[0], join_timeout_seconds=0.3), hello(1), SECRET, 30.0)
 
 
-def test_wrong_group_secret_is_rejected_before_any_message() -> None:
-    with ThreadPoolExecutor(2) as pool:
-        first, other = meet(pool, secret=OTHER, join_timeout_seconds=3.0)
+def test_wrong_group_secret_is_refused_and_does_not_end_the_wait() -> None:
+    with ThreadPoolExecutor(3) as pool:
+        port = free_ports(1)[0]
+        first, other = meet(pool, secret=OTHER, master_port=port)
         error = other.exception()
         assert isinstance(error, EngineStartError) and error.exit_code == 2
         assert "it has another group secret and refuses this one" in str(error)
-        error = first.exception()
-        assert isinstance(error, EngineStartError)
-        assert "did not join within 3 s" in str(error) and "it has another group secret" in str(error)
+        assert not first.done()
+        joined = pool.submit(join, options(1, master_port=port), hello(1), SECRET, 30.0)
+        assert joined.result().place.session == first.result().place.session
 
 
-def test_unauthenticated_connections_do_not_end_the_wait() -> None:
-    port = consecutive_free_ports(4)
+def test_wrong_group_secret_is_named_when_the_wait_ends() -> None:
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(gather, options(0, master_port=port), hello(0), SECRET)
+        first, _ = meet(pool, secret=OTHER, join_timeout_seconds=4.0)
+        with pytest.raises(EngineStartError, match="did not join within 4 s.*another group secret"):
+            first.result()
+
+
+def test_second_node_of_a_number_is_named_after_the_group_formed() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        port = free_ports(1)[0]
+        met = [future.result() for future in meet(pool, master_port=port)]
+        late = pool.submit(join, options(1, master_port=port, join_timeout_seconds=0.1), hello(1), SECRET, 30.0)
+        with pytest.raises(EngineStartError, match="its group is complete, and another node has joined with"):
+            late.result()
+        assert len(met) == 2
+
+
+def test_strangers_do_not_end_the_wait() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        port = free_ports(1)[0]
+        first = pool.submit(gather, options(0, master_port=port), hello(0), SECRET, 30.0)
         strangers = []
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 8, bytes(64)):
-            stranger = connect(port)
-            stranger.sendall(said)
-            strangers.append(stranger)
-        too_long = connect(port)
-        authenticate(too_long, SECRET)
-        too_long.sendall(b"\xff\xff\xff\xff")
-        taken = connect(port)
-        authenticate(taken, SECRET)
-        Frames(taken).send(hello(7))
-        assert b"the group has 2 nodes" in (Frames(taken).receive() or b"")
-        met = [first, pool.submit(join, options(1, master_port=port), hello(1), SECRET)]
-        for future in met:
-            future.result().close()
-        for stranger in (*strangers, too_long, taken):
+            strangers.append(connect(port))
+            strangers[-1].sendall(said)
+        store = join_store("127.0.0.1", port)
+        for said in (b"no proof", bytes(1 << 17)):
+            store.set(f"join/{store.add('joins', 1)}", said)
+        joined = pool.submit(join, options(1, master_port=port), hello(1), SECRET, 30.0)
+        assert joined.result().place.session == first.result().place.session
+        for stranger in strangers:
             stranger.close()
-
-
-def test_an_aborted_connection_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    accept_one, aborted = socket.socket.accept, [ConnectionAbortedError("the client was gone at once")]
-
-    def accept_or_fail(listening: socket.socket) -> Any:
-        if aborted:
-            raise aborted.pop()
-        return accept_one(listening)
-
-    monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
-    with ThreadPoolExecutor(2) as pool:
-        for future in meet(pool, join_timeout_seconds=5.0):
-            future.result().close()
 
 
 def connect(port: int) -> socket.socket:
@@ -296,54 +275,57 @@ def connect(port: int) -> socket.socket:
             continue
 
 
+def test_another_program_on_the_port_of_node_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may never answer, for which torch would wait forever."""
+    monkeypatch.setattr("quire_engine.runner.parallel.store._CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreLost, match="no answer for 0.2 s"):
+        join_store("127.0.0.1", silent.getsockname()[1])
+    for thread in threading.enumerate():
+        if thread.name == "group store":
+            thread.join(30.0)
+
+
+def test_the_own_address_is_the_one_towards_the_others() -> None:
+    assert (address_towards("127.0.0.1"), address_towards("::1")) == ("127.0.0.1", "::1")
+
+
 # --- the watch ---
 
 
-Watched = Callable[[float], tuple[Frames, "Future[tuple[str, bool]]", NodeWatch]]
-
-
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    """Return a function that watches a node, which is the other end of a pair of sockets."""
-    with ExitStack() as stack:
+def lost() -> Iterator[Callable[..., "Future[str]"]]:
+    """Return a function that watches node 1 on node 0, and returns why it is lost."""
+    watches = []
 
-        def watch(silence_seconds: float) -> tuple[Frames, "Future[tuple[str, bool]]", NodeWatch]:
-            here, there = (Frames(stack.enter_context(end)) for end in socket.socketpair())
-            lost: Future[tuple[str, bool]] = Future()
+    def watch(store: GroupStore, silence_seconds: float) -> "Future[str]":
+        found: Future[str] = Future()
 
-            def on_lost(reason: str, *, silent: bool) -> None:
-                lost.set_result((reason, silent))
+        def on_lost(reason: str, *, silent: bool) -> None:
+            found.set_result(reason)
 
-            watch = NodeWatch({1: here}, on_lost, silence_seconds)
-            stack.callback(join_watches)
-            stack.callback(watch.close)
-            return there, lost, watch
+        watches.append(NodeWatch(store, 0, [1], on_lost, silence_seconds))
+        return found
 
-        yield watch
-
-
-def join_watches() -> None:
-    """Wait for the threads of watches that were closed or have reported a loss."""
+    yield watch
+    for one in watches:
+        one.close()
     for thread in threading.enumerate():
         if thread.name == "watch over nodes":
             thread.join(30.0)
 
 
-def test_lost_node_is_detected(watched: Watched) -> None:
-    other, lost, _ = watched(60.0)
-    other.send(Beat())
+def test_silent_node_is_detected(lost: Callable[..., "Future[str]"]) -> None:
+    store = host_store()
+    other = NodeWatch(store, 1, [0], lambda reason, *, silent: None, 60.0)
+    found = lost(store, 3.0)
     other.close()
-    assert lost.result(30.0) == ("node 1 is gone", False)
+    assert found.result(60.0) == "node 1 was silent for 3 s"
 
 
-def test_silent_node_is_detected(watched: Watched) -> None:
-    _, lost, _ = watched(0.01)
-    assert lost.result(30.0) == ("node 1 was silent for 0.01 s", True)
+def test_lost_node_0_is_detected(lost: Callable[..., "Future[str]"]) -> None:
+    class Gone:
+        def add(self, key: str, amount: int) -> int:
+            raise RuntimeError("Connection reset by peer\nframe #0: ...")
 
-
-def test_a_closed_watch_reports_nothing(watched: Watched) -> None:
-    other, lost, watch = watched(60.0)
-    watch.close()
-    other.close()
-    join_watches()
-    assert not lost.done()
+    found = lost(GroupStore(Gone(), host_store().place, 1.0), 60.0)  # type: ignore[arg-type]
+    assert found.result(60.0) == "node 0 is gone: Connection reset by peer"

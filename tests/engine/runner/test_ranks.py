@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from process_ends import process_ends
 
-from quire_cluster.ports import consecutive_free_ports
+from quire_cluster.ports import free_ports
 from quire_common.errors import FlagsError
 from quire_engine.config import (
     AdapterOptions,
@@ -264,7 +264,7 @@ async def test_nodes_live_and_end_together(
 ) -> None:
     """Two nodes on this machine, with both kinds of parallelism over them; the second one loses a rank."""
     monkeypatch.setenv("QUIRE_GROUP_SECRET", "the secret of this test")
-    port = consecutive_free_ports(2)
+    (port,) = free_ports(1)
     folder = make_folder()
     configs = [
         engine_config(

@@ -17,7 +17,7 @@ from fixed_trials import use_every_draft
 from quire_parity import cases
 from quire_parity.cases import Case
 
-from quire_cluster.ports import consecutive_free_ports
+from quire_cluster.ports import free_ports
 from quire_engine.config import (
     CacheOptions,
     DeviceOptions,
@@ -148,10 +148,7 @@ def test_stages_and_nodes_answer_as_one_process(
     if not INTERPRETED and parallel.nodes > 1:
         pytest.skip("several nodes need GPUs each")
     monkeypatch.setenv("QUIRE_GROUP_SECRET", "the secret of this test")
-    for name in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    port = consecutive_free_ports(parallel.nodes)
+    (port,) = free_ports(1)
     config = replace(config_of(reference.folder, replace(parallel, master_port=port)), speculation=NGRAM)
     with other_nodes(config):
         shared = answers(config)

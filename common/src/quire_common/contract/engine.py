@@ -31,8 +31,7 @@ FLAGS_ONLY_VARIABLE = "QUIRE_FLAGS_ONLY"
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 GROUP_PORT = 29501
-"""The port on which the leader of a group of pods listens for the others. With more than two, each listens on a port of
-its own: this one plus its number."""
+"""The port on which the leader of a group of pods listens for the others."""
 GROUP_SECRET_VARIABLE = "QUIRE_GROUP_SECRET"
 """The variable with the secret that the pods of a group share."""
 READY_PATH = "/readyz"

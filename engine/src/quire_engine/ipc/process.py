@@ -48,6 +48,8 @@ def compute_environment(threads: int, environment: Mapping[str, str], cpu: CpuLi
         # oneDNN's own cache, and that of torch's wrapper around it, which would keep evicted kernels alive.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(_CACHED_KERNELS),
         "LRU_CACHE_CAPACITY": str(_CACHED_KERNELS),
+        # torch would print the calls inside its code for every connection to another node that fails.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         **environment,
         **({} if cpu is None else cpu.environment),
         "OMP_NUM_THREADS": count,

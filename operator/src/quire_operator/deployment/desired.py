@@ -180,15 +180,13 @@ def port() -> JSON:
 
 
 def _network_policy(parent: Parent) -> Content:
-    spec = parent.spec
-    on_gpus = spec.resources.gpus > 0
-    return _policy_content(spec.name, parent.features, nodes=spec.parallelism.nodes, on_gpus=on_gpus)
+    return _policy_content(parent.spec.name, parent.features, nodes=parent.spec.parallelism.nodes)
 
 
-def _policy_content(name: str, features: ClusterFeatures, *, nodes: int, on_gpus: bool) -> Content:
+def _policy_content(name: str, features: ClusterFeatures, *, nodes: int) -> Content:
     assert features.network_peers is not None
     selector = all_tracks(name) if nodes == 1 else group_members(name)
-    policy = network_policy(features.network_peers, selector=selector, nodes=nodes, on_gpus=on_gpus)
+    policy = network_policy(features.network_peers, selector=selector, nodes=nodes)
     return Content(fields={"spec": policy})
 
 
@@ -197,9 +195,9 @@ def departed_policy(
 ) -> Manifest:
     """Return the NetworkPolicy of an LLMDeployment that is gone, for what is left of it: its workload and pods.
 
-    ``nodes`` is the number of pods of a replica. Whether they have GPUs is not known, so groups may still form.
+    ``nodes`` is the number of pods of a replica.
     """
-    content = _policy_content(name, features, nodes=nodes, on_gpus=True)
+    content = _policy_content(name, features, nodes=nodes)
     return object_of(POLICY, content, name=name, namespace=namespace, owners=owners)
 
 

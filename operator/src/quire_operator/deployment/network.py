@@ -13,24 +13,20 @@ _PEER_FIELDS = frozenset({"ipBlock", "namespaceSelector", "podSelector"})
 
 
 def network_policy(
-    peers: Sequence[Mapping[str, object]], *, selector: Mapping[str, object], nodes: int = 1, on_gpus: bool = False
+    peers: Sequence[Mapping[str, object]], *, selector: Mapping[str, object], nodes: int = 1
 ) -> dict[str, object]:
     """Return the spec of a policy that lets only these peers reach the port of replicas.
 
-    The pods of groups with several ``nodes`` also reach the ports on which they join each other. Policies cannot name
-    one group, so that the pods of all groups of the LLMDeployment may connect; the group's secret keeps them apart.
-    With GPUs they reach all ports of each other, because NCCL listens on ports that the kernel chooses.
+    The pods of groups with several ``nodes`` reach all ports of each other, because gloo and NCCL listen on ports that
+    the kernel chooses. Policies cannot name one group, so that the pods of all groups of the LLMDeployment may connect;
+    the group's secret keeps those apart that start at the same time.
     """
     assert peers, "a rule with no peers lets everybody in"
     rules: list[Mapping[str, object]] = [
         {"from": list(peers), "ports": [{"port": engine.HTTP_PORT, "protocol": "TCP"}]}
     ]
     if nodes > 1:
-        last = engine.GROUP_PORT + nodes - 1
-        ports: list[Mapping[str, object]] = [{"port": engine.GROUP_PORT, "endPort": last, "protocol": "TCP"}]
-        if on_gpus:
-            ports = [{"protocol": "TCP"}]
-        rules.append({"from": [{"podSelector": dict(selector)}], "ports": ports})
+        rules.append({"from": [{"podSelector": dict(selector)}], "ports": [{"protocol": "TCP"}]})
     return {"podSelector": dict(selector), "policyTypes": ["Ingress"], "ingress": rules}
 
 

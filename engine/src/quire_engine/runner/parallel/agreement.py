@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire_engine import __version__, config_json
 from quire_engine.config import EngineConfig
-from quire_engine.runner.parallel.messages import JoinAsNode
 
 _LOCAL = {
     "model": ("path", "revision", "download_dir"),
@@ -20,9 +21,20 @@ _LONGEST_HEADER = 100 << 20
 """The longest header of a file of safetensors, which that format allows."""
 
 
-def membership(config: EngineConfig) -> JoinAsNode:
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """The version, model and options of a node."""
+
+    node: int
+    version: str
+    model: str
+    """The digest of the model's configuration and of the index of its tensors."""
+    settings: dict[str, Any]
+    """The options that must be the same, by name."""
+
+
+def membership(config: EngineConfig) -> Membership:
     """Return what this node tells node 0."""
-    return JoinAsNode(
+    return Membership(
         node=config.parallel.node_rank,
         version=__version__,
         model=model_digest(config.model.path, weights=config.model.load_format != "dummy"),
@@ -42,7 +54,7 @@ def settings(config: EngineConfig) -> dict[str, Any]:
     return found
 
 
-def disagreements(first: JoinAsNode, other: JoinAsNode) -> list[str]:
+def disagreements(first: Membership, other: Membership) -> list[str]:
     """Return why a node cannot be in the group of node 0, which is ``first``; empty if it can."""
     problems = []
     if other.version != first.version:

@@ -1,13 +1,34 @@
-"""The reasons why a model or an option cannot be used with several ranks."""
+"""The reasons why a model, an option or a build of torch cannot be used with several ranks."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import cast
+
+import torch
 
 from quire_engine.config import EngineConfig, ParallelOptions
 from quire_engine.model.candidate import Candidate
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.model_part import part_problems
-from quire_engine.runner.parallel.collectives import FoundCollectives, collectives_problem, find_collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCollectives:
+    """The libraries of torch.distributed that this torch has, over which ranks exchange data."""
+
+    torch_version: str
+    nccl: bool
+    gloo: bool
+
+
+def find_collectives() -> FoundCollectives:
+    distributed = torch.distributed
+    built = distributed.is_available()
+    return FoundCollectives(
+        torch_version=str(torch.__version__),
+        nccl=built and distributed.is_nccl_available(),
+        gloo=built and distributed.is_gloo_available(),
+    )
 
 
 def parallel_problems(
@@ -27,8 +48,8 @@ def parallel_problems(
     if parallel.ranks == 1:
         return
     flag = parallel.flags
-    if device is not None:
-        yield from device_problems(parallel, device, device_type, find)
+    if problem := collectives_problem(parallel, device_type, find()):
+        yield f"{flag} cannot be used on {device or 'this CPU'}: {problem}"
     if not candidate.is_native:
         yield f"{flag} is for quire's own model families, and this is {candidate.served_by}: leave it out"
         return
@@ -44,9 +65,13 @@ def parallel_problems(
         )
 
 
-def device_problems(
-    parallel: ParallelOptions, device: str, device_type: str, find: Callable[[], FoundCollectives]
-) -> Iterator[str]:
-    """Yield why GPUs cannot run the ranks."""
-    if problem := collectives_problem(device_type, find()):
-        yield f"{parallel.flags} cannot be used on {device}: {problem}"
+def collectives_problem(parallel: ParallelOptions, device_type: str, found: FoundCollectives) -> str | None:
+    """Return why ranks on such devices cannot exchange data with this torch, or None."""
+    if device_type == "cuda" and not found.nccl:
+        return (
+            f"torch {found.torch_version} is built without NCCL (RCCL for GPUs of AMD), by which GPUs exchange data:"
+            " install a build with it"
+        )
+    if not found.gloo and (parallel.nodes > 1 or device_type != "cuda"):
+        return f"torch {found.torch_version} is built without gloo, by which processes exchange data"
+    return None

@@ -4,11 +4,14 @@ A rank that ends while the others run leaves them without its part of the work, 
 supervisor then fails the requests and starts it again, with all ranks.
 """
 
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Protocol
 
 import msgspec
@@ -17,44 +20,42 @@ import torch
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.ports import ForwardPass, PendingOutput, Runner
-from quire_engine.errors import GROUP_LOST, EngineError, EngineStartError
+from quire_engine.errors import GROUP_LOST, EngineStartError
 from quire_engine.group_secret import read_secret
 from quire_engine.runner.arithmetic import Arithmetic, dtype_name
 from quire_engine.runner.cache_size import CacheSize
 from quire_engine.runner.device_budget import DeviceUse
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.runner.parallel.agreement import membership
-from quire_engine.runner.parallel.device_group import DeviceRanks
-from quire_engine.runner.parallel.interfaces import choose_interface
-from quire_engine.runner.parallel.links import CPU, RankLinks, connect_links
-from quire_engine.runner.parallel.local_ranks import LocalRanks, open_sockets
-from quire_engine.runner.parallel.meeting import Connections, gather, refuse_nodes
+from quire_engine.runner.parallel.collectives import CPU, RankLinks, join_process_group
+from quire_engine.runner.parallel.local_ranks import LocalRanks, share_memory
 from quire_engine.runner.parallel.messages import (
     Allocate,
     Begin,
+    Channel,
     Connect,
-    Formed,
-    Frames,
     FromRank,
+    GlooChannel,
     Loaded,
-    MeasureDevice,
-    MeasuredMemory,
-    MeasureMemory,
-    Memory,
+    Measure,
+    Measured,
     RankRefused,
     Sample,
     Sampled,
+    SocketChannel,
     StepMessage,
     ToRank,
     encode,
 )
-from quire_engine.runner.parallel.node_watch import NodeWatch
-from quire_engine.runner.parallel.streams import RankConnection
+from quire_engine.runner.parallel.node import GroupEnded, NodeWatch
+from quire_engine.runner.parallel.rendezvous import gather, wait_until_read
+from quire_engine.runner.parallel.store import GroupStore, StoreLost, first_line, host_store
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom
 from quire_kernels.dispatch import runs_triton
 
 _log = logging.getLogger(__name__)
+_CLOSE_SECONDS = 5.0
 
 
 def _end_process(reason: str) -> None:
@@ -72,46 +73,88 @@ class RankGroup:
         """
         parallel = config.parallel
         self._gpu = gpu
-        self._connect_seconds = parallel.join_timeout_seconds
+        self._timeout_seconds = parallel.join_timeout_seconds
         self._topology = topology_of(parallel)
+        on_device = runs_triton(device.type)
         self._samplers: range | tuple[int, ...] = (self._topology.sampler,)
-        if runs_triton(device.type) and self._topology.stages == 1:
+        if on_device and self._topology.stages == 1:
             # All ranks sample, so that a step may begin before the host knows the tokens of the one before.
             self._samplers = range(self._topology.ranks)
         self.on_lost: Callable[[str], None] = _end_process
         """It is called in another thread if a rank or a node is lost after ``allocate``."""
-        self._running = False
-        self._frames: dict[int, Frames] = {}
+        self._running = self._connecting = self._ended = False
+        self._channels: dict[int, Channel] = {}
         self._local = LocalRanks(config, lambda reason: self._lost(reason, silent=False))
-        self._nodes: dict[int, Frames] = {}
+        self._nodes = range(1, parallel.nodes)
         self._watch: NodeWatch | None = None
-        self._streams: tuple[RankConnection, ...] = ()
-        self._devices: DeviceRanks | None = None
-        met = Connections()
-        if parallel.nodes > 1:
-            met = gather(parallel, membership(config), read_secret(parallel, os.environ))
+        self._rank_watches: list[threading.Thread] = []
+        self._store: GroupStore | None = None
+        self._links: RankLinks | None = None
+        silence_seconds = config.engine_process.hang_timeout_seconds
+        if self._nodes:
+            secret = read_secret(parallel, os.environ)
+            self._store = gather(parallel, membership(config), secret, silence_seconds)
+        elif on_device or parallel.pipeline > 1:
+            self._store = host_store()
         try:
-            self._nodes = met.nodes
-            self._frames = {rank: Frames(connection) for rank, connection in met.ranks.items()}
-            for frames in self._nodes.values():
-                choose_interface(frames.stream)
-            sockets = open_sockets(self._topology, 0, met.streams)
-            self.links: RankLinks = connect_links(
-                self._topology, 0, sockets.pop(0), device, in_order=config.device.deterministic
-            )
-            self._streams, self._devices = self.links.streams, self.links.devices
-            for rank, own in sockets.items():
+            place = None if self._store is None else self._store.place
+            memories = share_memory(self._topology, 0)
+            in_order = config.device.deterministic
+            memory = memories.pop(0)
+            self._links = RankLinks(self._topology, 0, device, memory=memory, place=place, in_order=in_order)
+            for rank, shared in memories.items():
                 here, there = socket.socketpair()
-                self._frames[rank] = Frames(here)
-                self._local.start(rank, there, own)
+                self._channels[rank] = SocketChannel(here)
+                self._local.start(rank, memory=shared, place=place, connection=there)
             if self._nodes:
-                self._watch = NodeWatch(self._nodes, self._lost, config.engine_process.hang_timeout_seconds)
+                assert self._store is not None
+                self._watch = NodeWatch(self._store, 0, self._nodes, self._lost, silence_seconds, self._look)
+                self._connect_nodes(self._store)
         except OSError as error:
             self.close()
             raise EngineStartError(f"the ranks cannot be started: {error}") from error
+        except (RuntimeError, StoreLost) as error:
+            self.close()
+            reason = first_line(error)
+            raise EngineStartError(f"the ranks of other nodes cannot be reached: {reason}") from error
         except BaseException:
             self.close()
             raise
+
+    @property
+    def links(self) -> RankLinks:
+        """The connections of rank 0 to those with which it computes."""
+        assert self._links is not None, "every group has them"
+        return self._links
+
+    def _connect_nodes(self, store: GroupStore) -> None:
+        """Connect to the ranks of other nodes, which get their batches over gloo."""
+        self._connecting = True
+        ranks, timeout = self._topology.steps_group, timedelta(seconds=self._timeout_seconds)
+        group = join_process_group(
+            "steps", ranks, 0, CPU, store=store.place.connect(), own=store.place.own, timeout=timeout
+        )
+        for rank in ranks[1:]:
+            channel = self._channels[rank] = GlooChannel(group, ranks.index(rank))
+            watch = threading.Thread(target=self._watch_rank, args=(rank, channel), name=f"rank {rank}", daemon=True)
+            watch.start()
+            self._rank_watches.append(watch)
+        self._connecting = False
+
+    def _watch_rank(self, rank: int, channel: GlooChannel) -> None:
+        how, node = channel.await_end(), self._topology.node_of(rank)
+        self._lost(
+            f"rank {rank} of {self._topology.ranks} on node {node} is gone, whose log has the reason ({how})",
+            silent=False,
+        )
+
+    def _look(self) -> None:
+        """Read whether another node cannot go on."""
+        assert self._store is not None
+        for node in self._nodes:
+            if self._store.has(f"left/{node}"):
+                reason = f"node {node}: {self._store.get(f'left/{node}').decode()}"
+                self._lost(reason, silent=self._connecting)
 
     def _lost(self, reason: str, *, silent: bool) -> None:
         # Until the group runs, the end of a connection is noticed where a message is waited for, with its reason.
@@ -126,11 +169,11 @@ class RankGroup:
     def await_loaded(self) -> int:
         """Wait until every rank has its weights, and return their bytes. Raise StartError if a rank cannot load."""
         total = 0
-        for rank in self._frames:
+        for rank in self._channels:
             message = self._receive(rank)
             if isinstance(message, RankRefused):
                 reason = f"rank {rank} of {self._topology.ranks}: {message.message}"
-                refuse_nodes(self._nodes, reason, message.exit_code)
+                self._end_nodes(reason, message.exit_code)
                 raise EngineStartError(reason, message.exit_code)
             assert isinstance(message, Loaded), "a rank reports its weights first"
             total += message.weight_bytes
@@ -138,62 +181,63 @@ class RankGroup:
 
     def memory_elsewhere(self) -> AvailableMemory | None:
         """Return the memory of the other node that has the least; None without other nodes, or if it is unknown."""
-        found = []
-        for node in self._nodes:
-            rank = self._topology.ranks_of(node)[0]
-            self._send_encoded(rank, encode(MeasureMemory()))
-            message = self._receive(rank)
-            assert isinstance(message, Memory), "a rank answers each question"
-            if message.available is not None:
-                found.append(message.available)
+        ranks = [self._topology.ranks_of(node)[0] for node in self._nodes]
+        found = [measured.available for measured in self._measure(ranks) if measured.available is not None]
         return min(found, key=lambda available: available.size, default=None)
-
-    def connect(self) -> None:
-        """Let ranks on GPUs meet; from now on the loss of a rank is final.
-
-        Raise EngineStartError if they cannot meet.
-        """
-        assert self._devices is not None, "ranks on CPUs are connected when they start"
-        self._running = True
-        self._broadcast(Connect())
-        try:
-            self._devices.connect(self._connect_seconds)
-        except RuntimeError as error:
-            raise EngineStartError(f"the ranks cannot connect their GPUs: {error}") from error
 
     def measure_devices(self, measure_own: Callable[[], DeviceUse]) -> list[DeviceUse]:
         """Let every rank measure its GPU at the same time, this one by ``measure_own``. Return their uses, by rank."""
-        self._broadcast(MeasureDevice())
-        found = [measure_own()]
-        for rank in self._frames:
+        own: list[DeviceUse] = []
+        found = self._measure(self._channels, lambda: own.append(measure_own()))
+        return [*own, *(measured.use for measured in found if measured.use is not None)]
+
+    def _measure(self, ranks: Iterable[int], meanwhile: Callable[[], None] = lambda: None) -> list[Measured]:
+        """Return what ranks measure at the same time."""
+        frame = encode(Measure())
+        for rank in ranks:
+            self._send_encoded(rank, frame)
+        meanwhile()
+        found = []
+        for rank in ranks:
             message = self._receive(rank)
-            assert isinstance(message, MeasuredMemory), "a rank answers each question"
-            found.append(message.use)
+            assert isinstance(message, Measured), "a rank answers each question"
+            found.append(message)
         return found
 
-    def allocate(self, size: CacheSize, shared_from: SharedFrom = ALWAYS_SHARED) -> None:
-        """Let every rank allocate its KV cache; from now on the loss of a rank is final."""
+    def connect(self) -> None:
+        """Let ranks connect to those with which they exchange data; from now on the loss of a rank is final.
+
+        Raise EngineStartError if they cannot.
+        """
         self._running = True
+        self._broadcast(Connect())
+        try:
+            self.links.connect(self._timeout_seconds)
+        except (RuntimeError, StoreLost) as error:
+            raise EngineStartError(f"the ranks cannot connect to each other: {first_line(error)}") from error
+
+    def allocate(self, size: CacheSize, shared_from: SharedFrom = ALWAYS_SHARED) -> None:
+        """Let every rank allocate its KV cache, and connect ranks that are not yet; the loss of a rank is final."""
+        if not self._running:
+            self.connect()
         self._broadcast(Allocate(size=size, shared_asleep=shared_from.asleep, shared_spinning=shared_from.spinning))
 
     def formed(self) -> None:
         """Let the other nodes know that the group runs."""
-        for node, frames in self._nodes.items():
-            try:
-                frames.send(Formed())
-            except OSError as error:
-                raise EngineError(f"node {node} is gone: {error}") from error
+        if self._nodes:
+            assert self._store is not None
+            self._store.set("runs", b"1")
 
     def send(self, batch: Batch) -> None:
         """Let every rank run a batch; what only sampling needs goes to ranks that sample."""
         whole = encode(StepMessage(replace(batch, constrained=None)))
         stripped = whole if not batch.admitted else encode(StepMessage(replace(batch, admitted=[], constrained=None)))
-        for rank in self._frames:
+        for rank in self._channels:
             self._send_encoded(rank, whole if rank in self._samplers else stripped)
 
     def sample(self, masks: TokenMasks | None) -> None:
         """Let the other ranks that sample do so after the batch that was sent last."""
-        others = [rank for rank in self._frames if rank in self._samplers]
+        others = [rank for rank in self._channels if rank in self._samplers]
         frame = encode(Sample(masks)) if others else b""
         for rank in others:
             self._send_encoded(rank, frame)
@@ -205,7 +249,7 @@ class RankGroup:
         return message.output
 
     def _receive(self, rank: int) -> FromRank:
-        frame = self._frames[rank].receive()
+        frame = self._channels[rank].receive()
         if frame is None:
             raise EngineStartError(
                 f"the engine process lost another rank of its group: rank {rank} of {self._topology.ranks}"
@@ -216,30 +260,38 @@ class RankGroup:
 
     def _broadcast(self, message: ToRank) -> None:
         frame = encode(message)
-        for rank in self._frames:
+        for rank in self._channels:
             self._send_encoded(rank, frame)
 
     def _send_encoded(self, rank: int, frame: bytes) -> None:
         try:
-            self._frames[rank].send_encoded(frame)
+            self._channels[rank].send(frame)
         except OSError as error:
             raise EngineStartError(
                 f"the engine process lost another rank of its group: rank {rank} of {self._topology.ranks}: {error}"
             ) from error
+
+    def _end_nodes(self, reason: str, exit_code: int) -> None:
+        """Let the other nodes know once why the group ends, and wait until they do."""
+        if self._nodes and self._store is not None and not self._ended:
+            self._ended = True
+            with contextlib.suppress(StoreLost):
+                self._store.set("ended", encode(GroupEnded(reason, exit_code)))
+                wait_until_read(self._store, [f"read/{node}" for node in self._nodes])
 
     def close(self) -> None:
         """End the ranks, and let the other nodes know."""
         self._running = False
         if self._watch is not None:
             self._watch.close()
-        refuse_nodes(self._nodes, "node 0 has ended the group; its log has the reason", 1)
-        for stream in self._streams:
-            stream.close()
-        for frames in self._frames.values():
-            frames.close()
-        if self._devices is not None:
-            self._devices.close()
+        self._end_nodes("node 0 has ended the group; its log has the reason", 1)
+        for channel in self._channels.values():
+            channel.close()
+        if self._links is not None:
+            self._links.close()
         self._local.close()
+        for watch in self._rank_watches:
+            watch.join(_CLOSE_SECONDS)  # a thread inside gloo must not meet the end of the interpreter
 
 
 class GroupRunner:

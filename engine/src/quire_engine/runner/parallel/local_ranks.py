@@ -1,66 +1,52 @@
-"""The rank processes of one node, and the memory and the sockets that they get when they start."""
+"""The rank processes of one node, and what they get when they start."""
 
-import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
 from quire_engine import config_json
 from quire_engine.config import SECRET_VARIABLE, EngineConfig
 from quire_engine.errors import EngineStartError
-from quire_engine.runner.parallel.meeting import Link
+from quire_engine.runner.parallel.store import StorePlace
 from quire_engine.runner.parallel.topology import Topology, topology_of
 
-_log = logging.getLogger(__name__)
 _STDERR = 2
 _CLOSE_SECONDS = 5.0
 
 
-class Sockets(msgspec.Struct, frozen=True, kw_only=True):
-    """The open files of a rank."""
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """The start options of a rank, which owns the open files."""
 
-    memory: int | None = None
+    parent: int
+    """The number of the process that starts it."""
+    connection: int | None
+    """The socket to rank 0, if that runs on the same node."""
+    memory: int | None
     """The memory that its tensor group shares, if all of it is on one node."""
-    streams: dict[int, int] = {}
-    """The streams to its peers, by rank."""
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        return (*self.streams.values(), *(() if self.memory is None else (self.memory,)))
+    place: StorePlace | None
+    """The store of the group, unless everything goes through memory and sockets."""
 
 
-def open_sockets(topology: Topology, node: int, remote: Mapping[Link, socket.socket]) -> dict[int, Sockets]:
-    """Return the open files of each rank of a node; ``remote`` are its streams to other nodes.
+def share_memory(topology: Topology, node: int) -> dict[int, int | None]:
+    """Return for each rank of a node a descriptor of its tensor group's memory, or None if that is on several nodes.
 
-    Raise EngineStartError if memory cannot be shared.
+    The memory has no name, so that the kernel frees it with the last process. The ranks give it its size. Raise
+    EngineStartError if memory cannot be shared.
     """
-    streams: dict[int, dict[int, int]] = {rank: {} for rank in topology.ranks_of(node)}
-    for (rank, peer), connection in remote.items():
-        streams[rank][peer] = connection.detach()
-    for rank, peer in topology.local_links(node):
-        own, other = socket.socketpair()
-        streams[rank][peer], streams[peer][rank] = own.detach(), other.detach()
-    memories = _share_memory(topology, node)
-    return {rank: Sockets(memory=memories.get(rank), streams=streams[rank]) for rank in topology.ranks_of(node)}
-
-
-def _share_memory(topology: Topology, node: int) -> dict[int, int]:
-    """Return a descriptor of its tensor group's memory for each rank of a node whose group is on that node.
-
-    The memory has no name, so that the kernel frees it with the last process. The ranks give it its size.
-    """
-    found: dict[int, int] = {}
+    found: dict[int, int | None] = {}
     try:
         for rank in topology.ranks_of(node):
-            if topology.shares_memory(rank):
-                first = topology.tensor_group(rank)[0]
-                found[rank] = os.memfd_create("quire-ranks") if rank == first else os.dup(found[first])
+            first = topology.tensor_group(rank)[0]
+            if not topology.shares_memory(rank):
+                found[rank] = None
+            else:
+                found[rank] = os.memfd_create("quire-ranks") if rank == first else os.dup(found[first])  # type: ignore[arg-type]
     except (OSError, AttributeError) as error:
         raise EngineStartError(f"the ranks cannot share memory: {error}; tensor parallelism needs Linux") from error
     return found
@@ -77,26 +63,33 @@ class LocalRanks:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._closing = False
 
-    def start(self, rank: int, connection: socket.socket, sockets: Sockets) -> None:
-        """Start a rank. It gets the connection to rank 0 and its open files, which are closed here."""
-        passed = (connection.fileno(), *sockets.descriptors)
+    def start(
+        self, rank: int, *, memory: int | None, place: StorePlace | None, connection: socket.socket | None = None
+    ) -> None:
+        """Start a rank. It gets the memory, and its connection to rank 0, which are closed here."""
+        given = Given(
+            parent=os.getpid(),
+            connection=None if connection is None else connection.fileno(),
+            memory=memory,
+            place=place,
+        )
         try:
             child = subprocess.Popen(
                 (
                     # Modules of the working directory are not imported.
                     *(sys.executable, "-P", "-m", "quire_engine.runner.parallel.rank"),
-                    *(str(rank), str(os.getpid()), str(connection.fileno())),
-                    msgspec.json.encode(sockets).decode(),
+                    *(str(rank), msgspec.json.encode(given).decode()),
                 ),
                 stdin=subprocess.PIPE,
                 stdout=_STDERR,
-                pass_fds=passed,
+                pass_fds=[descriptor for descriptor in (given.connection, memory) if descriptor is not None],
                 env={name: value for name, value in os.environ.items() if name != SECRET_VARIABLE},
             )
         finally:
-            connection.close()
-            for descriptor in sockets.descriptors:
-                os.close(descriptor)
+            if connection is not None:
+                connection.close()
+            if memory is not None:
+                os.close(memory)
         self._children[rank] = child
         assert child.stdin is not None
         with child.stdin as line:

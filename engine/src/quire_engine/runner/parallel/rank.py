@@ -8,14 +8,20 @@ when the process that started it ends, whatever it is doing.
 
 import argparse
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -24,38 +30,177 @@ from quire_common.errors import ConfigurationError
 from quire_common.logs import set_up_logging
 from quire_engine import config_json
 from quire_engine.config import EngineConfig
-from quire_engine.errors import EngineStartError, StartError
+from quire_engine.core.batch import Batch
+from quire_engine.core.ports import PendingOutput
+from quire_engine.errors import EngineError, EngineStartError, StartError
+from quire_engine.runner.device.accelerator import Mark
 from quire_engine.runner.device_choice import FoundDevices, NoDevice, OnGpu, choose_device
 from quire_engine.runner.device_search import find_devices
-from quire_engine.runner.parallel.links import CPU, RankLinks, connect_links
-from quire_engine.runner.parallel.local_ranks import Sockets
-from quire_engine.runner.parallel.messages import Begin, Frames, Loaded, RankRefused
-from quire_engine.runner.parallel.streams import StreamLost
+from quire_engine.runner.parallel.collectives import CPU, RankLinks, join_process_group
+from quire_engine.runner.parallel.local_ranks import Given
+from quire_engine.runner.parallel.messages import (
+    Allocate,
+    Begin,
+    Channel,
+    Connect,
+    GlooChannel,
+    Loaded,
+    Measure,
+    Measured,
+    RankRefused,
+    Sample,
+    Sampled,
+    SocketChannel,
+    StepMessage,
+    ToRank,
+    encode,
+)
+from quire_engine.runner.parallel.store import StoreLost, first_line
 from quire_engine.runner.parallel.topology import topology_of
-
-if TYPE_CHECKING:
-    from quire_engine.runner.parallel.cpu_rank import CpuRank
-    from quire_engine.runner.parallel.device_rank import DeviceRank
+from quire_kernels.dispatch import runs_triton
 
 _log = logging.getLogger(__name__)
+_MOST_IN_FLIGHT = 2
+"""With one stage, rank 0 has as many steps in flight at most, and the buffers of a runner are for as many."""
 
 
-def serve(config: EngineConfig, frames: Frames, rank: int, sockets: Sockets) -> int:
+class RankRunner(Protocol):
+    def execute(self, batch: Batch) -> Any:
+        """Run this rank's part of the model; on a rank that samples, return the ``ForwardPass``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LoadedRank(Protocol):
+    """A rank with its weights. Its creation raises StartError or ConfigurationError if they cannot be served."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def measure(self) -> Measured: ...
+
+    def allocate(self, message: Allocate) -> RankRunner:
+        """Return the runner, with its KV cache."""
+        ...
+
+
+def serve(config: EngineConfig, channel: Channel, rank: int, given: Given) -> int:
     """Load, run batches until rank 0 closes the connection, and return the exit status."""
-    frame = frames.receive()
+    frame = channel.receive()
     if frame is None:
         return 0
     begin = msgspec.msgpack.decode(frame, type=Begin)
+    topology = topology_of(config.parallel)
     try:
         device = find_place(config, begin.gpu, rank)
-        links = connect_links(topology_of(config.parallel), rank, sockets, device, in_order=config.device.deterministic)
+        in_order = config.device.deterministic
+        links = RankLinks(topology, rank, device, memory=given.memory, place=given.place, in_order=in_order)
         loaded = _load(config, begin, rank, links, device)
     except (StartError, ConfigurationError) as error:
-        frames.send(RankRefused(message=str(error), exit_code=error.exit_code))
+        channel.send(encode(RankRefused(message=str(error), exit_code=error.exit_code)))
+        while channel.receive() is not None:
+            pass  # rank 0 closes the connection when it has the message
         return 1
-    frames.send(Loaded(weight_bytes=loaded.weight_bytes))
-    loaded.run(frames)
+    channel.send(encode(Loaded(weight_bytes=loaded.weight_bytes)))
+    answers = topology.stages > 1 and rank == topology.sampler
+    sender = Sender(channel, device) if answers else None
+    runner = run(loaded, channel, links, sender, config.parallel.join_timeout_seconds)
+    if sender is not None:
+        sender.close()
+    if runner is not None:
+        runner.close()
+    links.close()
     return 0
+
+
+def run(
+    loaded: LoadedRank, channel: Channel, links: RankLinks, sender: "Sender | None", connect_seconds: float
+) -> RankRunner | None:
+    """Run batches until rank 0 closes the connection, and return the runner. Raise StartError if the GPU fails.
+
+    sender  sends the tokens of steps to rank 0; None if rank 0 samples itself
+    """
+    decoder = msgspec.msgpack.Decoder(ToRank)
+    runner: RankRunner | None = None
+    forward: Any = None
+    pending: deque[PendingOutput] = deque()
+    while (frame := channel.receive()) is not None:
+        message: ToRank = decoder.decode(frame)
+        match message:
+            case Connect():
+                _connect(links, connect_seconds)
+            case Measure():
+                channel.send(encode(loaded.measure()))
+            case Allocate():
+                runner = loaded.allocate(message)
+                # Objects from loading stay alive, so the garbage collector need not visit them between steps.
+                gc.collect()
+                gc.freeze()
+            case StepMessage(batch):
+                assert runner is not None, "a batch before the KV cache"
+                # A fault of the GPU is raised here.
+                while len(pending) >= _MOST_IN_FLIGHT:
+                    pending.popleft().wait()
+                forward = runner.execute(batch)
+            case Sample(masks):
+                assert forward is not None, "sampling before a batch"
+                sampled = forward.sample(masks)
+                if sender is None:
+                    pending.append(sampled)
+                else:
+                    sender.add(sampled, links.waited)
+    return runner
+
+
+def _connect(links: RankLinks, seconds: float) -> None:
+    try:
+        links.connect(seconds)
+    except (RuntimeError, StoreLost) as error:
+        raise EngineStartError(f"the ranks cannot connect to each other: {first_line(error)}") from error
+
+
+class Sender:
+    """It sends the tokens of each step to rank 0: on a GPU in a thread, which waits while further steps are issued."""
+
+    def __init__(self, channel: Channel, device: torch.device) -> None:
+        self._channel, self._device = channel, device
+        self._steps: SimpleQueue[tuple[PendingOutput, tuple[Mark, Mark] | None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if runs_triton(device.type):
+            self._thread = threading.Thread(target=self._run, name="sends tokens", daemon=True)
+            self._thread.start()
+
+    def add(self, pending: PendingOutput, wait: tuple[Mark, Mark] | None) -> None:
+        """Send the tokens of a step; ``wait`` are the marks around its wait for the stage before."""
+        if self._thread is None:
+            self._send(pending, wait)
+        else:
+            self._steps.put((pending, wait))
+
+    def close(self) -> None:
+        """Wait for the steps that were added."""
+        if self._thread is not None:
+            self._steps.put(None)
+            self._thread.join()
+
+    def _send(self, pending: PendingOutput, wait: tuple[Mark, Mark] | None) -> None:
+        output = pending.wait()
+        # The time for which this stage waited for the one before is not its own.
+        waited = 0.0 if wait is None else wait[1].seconds_since(wait[0])
+        self._channel.send(encode(Sampled(replace(output, run_seconds=max(0.0, output.run_seconds - waited)))))
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        while (step := self._steps.get()) is not None:
+            try:
+                self._send(*step)
+            except (EngineError, RuntimeError, OSError) as error:
+                # The end of the process shows rank 0 that this rank is gone, whatever the other thread waits for.
+                _log.error("the rank ends: %s", error)
+                os._exit(1)
 
 
 def find_place(
@@ -83,17 +228,30 @@ def find_place(
     return torch.device("cuda", own.index)
 
 
-def _load(
-    config: EngineConfig, begin: Begin, rank: int, links: RankLinks, device: torch.device
-) -> "CpuRank | DeviceRank":
+def _load(config: EngineConfig, begin: Begin, rank: int, links: RankLinks, device: torch.device) -> LoadedRank:
     """Return the rank with its weights. Raise StartError or ConfigurationError if they cannot be served."""
-    if links.devices is not None:
+    if runs_triton(device.type):
         from quire_engine.runner.parallel.device_rank import DeviceRank  # needs Triton
 
-        return DeviceRank(config, begin, links.links, links.devices, device, rank=rank)
+        return DeviceRank(config, begin, links.links, device, rank=rank)
     from quire_engine.runner.parallel.cpu_rank import CpuRank  # needs numba
 
-    return CpuRank(config, begin, links, samples=rank == topology_of(config.parallel).sampler)
+    return CpuRank(config, begin, links.links, samples=rank == topology_of(config.parallel).sampler)
+
+
+def connect_to_rank_0(config: EngineConfig, rank: int, given: Given) -> Channel:
+    """Return the channel over which batches come. Raise EngineStartError if rank 0 cannot be reached."""
+    if given.connection is not None:
+        return SocketChannel(socket.socket(fileno=given.connection))
+    assert given.place is not None, "a rank of another node has the store"
+    ranks = topology_of(config.parallel).steps_group
+    timeout = timedelta(seconds=config.parallel.join_timeout_seconds)
+    try:
+        store, own = given.place.connect(), given.place.own
+        group = join_process_group("steps", ranks, rank, CPU, store=store, own=own, timeout=timeout)
+    except (RuntimeError, StoreLost) as error:
+        raise EngineStartError(f"rank 0 cannot be reached: {first_line(error)}") from error
+    return GlooChannel(group, 0)
 
 
 def _end_with(parent: int) -> None:
@@ -110,21 +268,23 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(description="A rank of quire-engine, which starts it itself; run quire-engine.")
-    for name in ("rank", "parent", "connection"):
-        parser.add_argument(name, type=int)
-    parser.add_argument("sockets", type=lambda text: msgspec.json.decode(text, type=Sockets))
+    parser.add_argument("rank", type=int)
+    parser.add_argument("given", type=lambda text: msgspec.json.decode(text, type=Given))
     arguments = parser.parse_args()
-    _end_with(arguments.parent)
+    _end_with(arguments.given.parent)
     config = config_json.decode(sys.stdin.buffer.readline(), EngineConfig)
     name = multiprocessing.current_process().name = f"rank {arguments.rank}"
     set_up_logging(config.log.level, config.log.format, process=name)
-    frames = Frames(socket.socket(fileno=arguments.connection))
     try:
-        return serve(config, frames, arguments.rank, arguments.sockets)
-    except (StreamLost, StartError, OSError) as error:
+        channel = connect_to_rank_0(config, arguments.rank, arguments.given)
+        return serve(config, channel, arguments.rank, arguments.given)
+    except (EngineError, OSError) as error:
         _log.error("rank %d ends: %s", arguments.rank, error)
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stderr.flush()
+    # The threads of gloo and NCCL may wait for ranks that are lost.
+    os._exit(status)

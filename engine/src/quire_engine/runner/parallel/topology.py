@@ -1,4 +1,4 @@
-"""The places of ranks: which node runs a rank, which part of the model it has, and which ranks it exchanges data with.
+"""The places of ranks: which node runs a rank, and which part of the model it has.
 
 Ranks count through the tensor group of the first stage, then that of the second, and so on; nodes have consecutive
 ranks. This module is arithmetic only.
@@ -51,26 +51,10 @@ class Topology:
         group = self.tensor_group(rank)
         return len(group) > 1 and self.node_of(group[0]) == self.node_of(group[-1])
 
-    def peers(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks with which ``rank`` has a stream: its tensor group over several nodes, and other stages.
-
-        Every rank has one with rank 0, through which those on GPUs meet.
-        """
-        group = () if self.shares_memory(rank) else self.tensor_group(rank)
-        stages = (rank - self.tensor, rank + self.tensor)
-        meeting = range(self.ranks) if rank == 0 else (0,)
-        found = {*group, *meeting, *(other for other in stages if 0 <= other < self.ranks)}
-        return tuple(sorted(found - {rank}))
-
-    def links_between(self, node: int, other: int) -> list[tuple[int, int]]:
-        """Return the streams between two nodes, each as (rank of ``node``, rank of ``other``)."""
-        return [
-            (rank, peer) for rank in self.ranks_of(node) for peer in self.peers(rank) if self.node_of(peer) == other
-        ]
-
-    def local_links(self, node: int) -> list[tuple[int, int]]:
-        """Return the streams within a node, each once."""
-        return [(rank, peer) for rank, peer in self.links_between(node, node) if rank < peer]
+    @property
+    def steps_group(self) -> list[int]:
+        """The ranks between which batches go over gloo: rank 0, and those of other nodes."""
+        return [0, *range(self.ranks // self.nodes, self.ranks)]
 
 
 def topology_of(parallel: ParallelOptions) -> Topology:
