@@ -68,10 +68,14 @@ def test_every_flag_reaches_the_configuration() -> None:
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
-    # The model is m in both, and no flag sets the features of the CPU or what the folder says.
+    # The model is m in both, and no flag sets the features of the CPU, what the folder says, or how often an engine
+    # process is restarted.
     assert sorted(untouched) == [
         "cpu",
         "device.enforce_eager",
+        "engine_process.close_timeout_seconds",
+        "engine_process.restart_delays_seconds",
+        "engine_process.restart_window_seconds",
         "model.path",
         "model.quantization",
         "parallel.node_rank",
