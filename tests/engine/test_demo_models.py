@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from example_scripts import MODELS, example_modules
-from fixed_trials import FixedTrials
+from fixed_drafts import use_every_draft
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters
-from quire_engine.engine import Engine, make_engine
+from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
 
 PAIR = ("quire-demo", "quire-demo-draft")
@@ -203,21 +203,13 @@ def answer_with_drafts(options: SpeculationOptions, prompts: list[list[int]], lo
         threads=2,
     )
     engine = make_engine(load_model(config), scheduler=config.scheduler, speculation=options)
-    draft_always(engine)
+    use_every_draft(engine._scheduler._speculation)
     params = SamplingParams(max_tokens=longest, temperature=0.0)
     for key, prompt in enumerate(prompts):
         assert engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0)) is None
     while engine.has_work:
         engine.step()
     return engine.counters
-
-
-def draft_always(engine: Engine) -> None:
-    """Give each sequence as many drafts as it can have, whatever they cost and however often they were right."""
-    speculation: Any = engine._scheduler._speculation
-    speculation._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
-    speculation._trials = FixedTrials()
-    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None
 
 
 def test_held_out_text_is_not_in_the_training_text(script: SimpleNamespace) -> None:

@@ -18,8 +18,7 @@ from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.scheduler import Scheduler
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.proposers import NgramSettings, OpenProposer, ngram_proposers
-from quire_engine.core.speculation.speculation import Speculation
-from quire_engine.core.speculation.step import drafted_lines
+from quire_engine.core.speculation.speculation import Speculation, drafted_lines
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.matchers import Matchers

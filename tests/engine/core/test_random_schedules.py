@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fixed_trials import AlternatingTrials
+from fixed_drafts import use_every_draft
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,7 +155,7 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
             seconds_per_pass=1e-9 if guesses else None,
         )
         if world["plain_steps"] is not None:
-            speculation._trials = AlternatingTrials(plain=world["plain_steps"])  # type: ignore[assignment]
+            use_every_draft(speculation, plain=world["plain_steps"])
     num_blocks = world["cache_tokens"] // world["block_size"]
     # Without a start value nothing is swapped, so the speed of copies would never be learned.
     rates = MeasuredRates(

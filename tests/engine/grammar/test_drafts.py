@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fixed_trials import FixedTrials
+from fixed_drafts import use_every_draft
 
 from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Sequence
@@ -94,7 +94,7 @@ def test_masks_follow_the_drafts_of_a_runner(make_constrained: Make, grammar: Gr
     speculation = Speculation(
         lambda sequence: OpenProposer(), max_tokens=4, most_drafts=64, costs=FREE, seconds_per_pass=1e-9
     )
-    speculation._trials = FixedTrials()  # type: ignore[assignment]
+    use_every_draft(speculation)
     world = make_constrained(speculation=speculation, num_blocks=60, overlap=True)
     world.engine._runner.wrong_guesses = wrong
     for key, each in requests.items():

@@ -8,12 +8,11 @@ there is one, with captured graphs and streams.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fixed_trials import AlternatingTrials, FixedTrials
+from fixed_drafts import use_every_draft
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -216,10 +215,7 @@ def speculation_of(world: World) -> Speculation | None:
         costs=None,
         seconds_per_pass=None if world.drafter == "oracle" else 1e-9,
     )
-    speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
-    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
-    plain = world.plain_steps
-    speculation._trials = AlternatingTrials(plain=plain) if plain else FixedTrials()  # type: ignore[assignment]
+    use_every_draft(speculation, plain=world.plain_steps or 0)
     return speculation
 
 

@@ -5,13 +5,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from adapter_support.folders import linear_shapes, make_adapter, of_kinds
-from fixed_trials import FixedTrials
+from fixed_drafts import use_every_draft
 from quire_parity.answering import Answering
 from quire_parity.shapes import shape
 from safetensors.torch import save_file
@@ -19,7 +18,6 @@ from safetensors.torch import save_file
 from quire_common.errors import FlagsError
 from quire_engine.config import AdapterOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.layers import DecoderStack
@@ -73,12 +71,7 @@ def test_tokenizers_are_compared_by_their_ids(tmp_path: Path) -> None:
 
 def eager(running: Any) -> Any:
     """Let drafts seem to cost nothing, so that each sequence has as many as it can."""
-    speculation = running.engine._scheduler._speculation
-    speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
-    speculation._seconds_per_pass = 1e-9
-    speculation.observe_step = lambda tokens, seconds, **_: None
-    speculation.observe_prompts = lambda **_: None
-    speculation._trials = FixedTrials()
+    use_every_draft(running.engine._scheduler._speculation)
     return running
 
 
@@ -153,12 +146,12 @@ def test_draft_model_catches_up_on_tokens_decoded_during_a_pause(
     folder = make_folder()
     options = SpeculationOptions(method="draft_model", model=folder, max_tokens=3)
     running = eager(start(folder, speculation=options))
-    trials = running.engine._scheduler._speculation._trials
+    policy = running.engine._scheduler._speculation._policy
     for key, prompt in enumerate(PROMPTS):
         running.add(key, prompt, SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True))
     for number in range(60):
         pays = number < 4 or number > 40
-        trials.fixed, trials.pays = Mode.ON if pays else Mode.OFF, pays
+        policy.pauses = not pays
         running.step()
         drafter = running.model.runner._drafter
         assert (len(drafter._rows._noted) > 0) == (not pays and number > 4)

@@ -3,12 +3,11 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from fixed_trials import FixedTrials
+from fixed_drafts import use_every_draft
 
 from quire_engine.config import SpeculationOptions
 from quire_engine.core.options import SchedulerOptions
@@ -48,13 +47,7 @@ NGRAM = SpeculationOptions(max_tokens=7, shortest_match=1, longest_match=3)
 def speculating(start: Callable[..., Any], folder: Path, options: SpeculationOptions = NGRAM, **changes: Any) -> Any:
     """Return an engine whose drafts seem to cost nothing, so that each sequence has as many as it can."""
     running = start(folder, speculation=options, **changes)
-    speculation = running.engine._scheduler._speculation
-    speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
-    speculation.observe_step = lambda tokens, seconds, **_: None
-    speculation.observe_prompts = lambda **_: None
-    speculation._trials = FixedTrials()
-    if speculation._seconds_per_pass is not None:
-        speculation._seconds_per_pass = 1e-9
+    use_every_draft(running.engine._scheduler._speculation)
     return running
 
 

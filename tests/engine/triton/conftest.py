@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fixed_trials import FixedTrials
+from fixed_drafts import use_every_draft
 from quire_parity import cases
 from quire_parity.answering import Answering
 from quire_parity.cases import Case
@@ -120,9 +119,7 @@ class World:
             return None
         found = ngram_proposers(NgramSettings(shortest=1, longest=3))
         speculation = Speculation(found, max_tokens=self.drafts, most_drafts=self.most_drafts, costs=None)
-        speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
-        speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
-        speculation._trials = FixedTrials()  # type: ignore[assignment]
+        use_every_draft(speculation)
         return speculation
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixed_trials import use_every_draft
+from fixed_drafts import use_every_draft
 from quire_parity import cases
 from quire_parity.cases import Case
 

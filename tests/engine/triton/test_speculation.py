@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixed_trials import use_every_draft
+from fixed_drafts import use_every_draft
 from quire_parity import cases
 from quire_parity.answering import Answering
 from quire_parity.cases import Case

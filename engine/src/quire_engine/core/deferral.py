@@ -27,8 +27,6 @@ class PromptDeferral:
 
     def chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         """Return how many tokens of a running prompt to compute now; 0 defers it, or omits it from this step."""
-        if plan.holds_prompts:
-            return 0
         count = plan.chunk(sequence, min(budget, self._kv.max_chunk))
         if plan.bound is None:
             return count

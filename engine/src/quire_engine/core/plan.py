@@ -50,8 +50,7 @@ class Plan:
     first_scheduled_keys: list[int] = field(default_factory=list)
     first_scheduled_cached: list[int] = field(default_factory=list)
     admits: bool = True
-    """False after a preemption, and in a step without prompts that measures drafts."""
-    holds_prompts: bool = False
+    """False after a preemption."""
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
     pooled: list[PooledPositions] = field(default_factory=list)

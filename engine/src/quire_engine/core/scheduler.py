@@ -43,8 +43,7 @@ from quire_engine.core.preemptor import Preemptor
 from quire_engine.core.refusal import refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
-from quire_engine.core.speculation.speculation import Speculation
-from quire_engine.core.speculation.step import add_drafts, grown, observe_speculation
+from quire_engine.core.speculation.speculation import Speculation, add_drafts, grown
 from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
 
@@ -214,7 +213,7 @@ class Scheduler:
             released_rows=self._rows.take_released(),
             constrained=_constrained(plan.sampled) if self._num_constrained else None,
             adapter_loads=self.adapters.take_loads() if self.adapters.count else [],
-            prepares_drafts=self._speculation is None or self._speculation.pays,
+            prepares_drafts=self._speculation is None or self._speculation.prepares,
         )
         self.counters.adapter_loads += len(plan.batch.adapter_loads)
         self.counters.swapped_out_blocks += sum([len(copies.sources) for copies in plan.batch.swap_out])
@@ -234,24 +233,11 @@ class Scheduler:
         most = -(-len(self._running) // self._model.stages)
         return [sequence for sequence in self._running if not sequence.num_pending][:most]
 
-    def _plan_drafts(self, speculation: Speculation, running: list[Sequence], plan: Plan) -> dict[int, list[int]]:
+    def _plan_drafts(self, speculation: Speculation, running: list[Sequence]) -> dict[int, list[int]]:
         """Return the drafts that running sequences may get in the next step, by their key."""
         ahead = self._model.stages == 1 and bool(self._in_flight)
         assert not ahead or not self._in_flight[-1].batch.num_drafts, "a step with drafts must be committed first"
-        if speculation.passes(len(running), self.counters):
-            return {}
-        has_prompts = not speculation.is_paused(len(running)) and self._expects_prompts(running)
-        drafts = speculation.plan(running, self.counters, step=self._step + 1, ahead=ahead, has_prompts=has_prompts)
-        if has_prompts and speculation.holds_prompts:
-            plan.holds_prompts, plan.admits = True, False
-        return drafts
-
-    def _expects_prompts(self, running: list[Sequence]) -> bool:
-        """Return whether the next step probably computes prompts, of running sequences or of the first in the queue."""
-        first = self._waiting.first()
-        if first is not None and self._rows.any_free and not self._admission.is_blocked(first):
-            return True
-        return any(sequence.num_computed < sequence.num_prefill for sequence in running)
+        return speculation.plan(running, self.counters, ahead=ahead)
 
     def _serve_running(self, plan: Plan, running: list[Sequence]) -> None:
         """Let these running sequences, which are in order, catch up.
@@ -261,7 +247,7 @@ class Scheduler:
         budget = plan.budget
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
-        drafts = None if self._speculation is None else self._plan_drafts(self._speculation, running, plan)
+        drafts = None if self._speculation is None else self._plan_drafts(self._speculation, running)
         behind = len(running)
         # Preemption removes from the end of ``_running``, never what this loop has passed.
         for sequence in running if running is self._running else _with_rows(running):
@@ -424,7 +410,7 @@ class Scheduler:
         self._rates.observe_step(plan.batch, output, prompt_tokens=plan.prompts.tokens)
         sampled = plan.sampled if output.counts is None else grown(plan.sampled, output.counts, self._waiting)
         if self._speculation is not None:
-            observe_speculation(self._speculation, plan, output, elapsed=elapsed, counters=self.counters)
+            self._speculation.observe(plan, output, elapsed=elapsed, counters=self.counters)
         self._waiting.record_sampled(sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds + output.draft_seconds

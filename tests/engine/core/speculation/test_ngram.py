@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_engine.core.speculation.ngram import MOST_NEW_TOKENS, NgramIndex
+from quire_engine.core.speculation.proposers import MOST_NEW_TOKENS, NgramIndex
 
 
 def indexed(tokens: list[int], *, shortest: int = 2) -> NgramIndex:

@@ -1,18 +1,16 @@
 """An engine that speculates schedules one step ahead while no sequence has drafts, and waits where drafts need it."""
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from fake_runner import FakeForward, FakeRunner
-from fixed_trials import AlternatingTrials, FixedTrials
+from fixed_drafts import use_every_draft
 
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.speculation.proposers import OpenProposer
 from quire_engine.core.speculation.speculation import Speculation
-from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
 
 CHEAP = StepCosts(fixed=1.0, per_token=1e-6, per_pair=1e-9)
@@ -70,7 +68,7 @@ def depths(here: Any) -> list[int]:
 @pytest.mark.parametrize("plain", [1, 2, 7])
 def test_pauses_run_ahead_and_drafts_wait_for_the_commit(speculating: Callable[..., Any], plain: int) -> None:
     here, expected = speculating()
-    here.scheduler._speculation._trials = AlternatingTrials(plain=plain)
+    use_every_draft(here.scheduler._speculation, plain=plain)
     found = depths(here)
     assert here.tokens == expected
     counters = here.engine.counters
@@ -82,7 +80,7 @@ def test_pauses_run_ahead_and_drafts_wait_for_the_commit(speculating: Callable[.
 
 def test_engine_with_preemption_and_cancels_answers_as_alone(speculating: Callable[..., Any]) -> None:
     here, expected = speculating(num_blocks=24, num_swap_blocks=20, preemption_mode="swap", max_num_seqs=3)
-    here.scheduler._speculation._trials = AlternatingTrials(plain=3)
+    use_every_draft(here.scheduler._speculation, plain=3)
     for _ in range(30):
         here.step()
     here.engine.cancel(1)
@@ -96,7 +94,7 @@ def test_engine_with_preemption_and_cancels_answers_as_alone(speculating: Callab
 def test_engine_runs_ahead_until_there_are_proposals(speculating: Callable[..., Any], since: int, drafts: bool) -> None:
     """Drafts pay, but no sequence has a proposal before ``since`` tokens."""
     here, expected = speculating(since=since)
-    here.scheduler._speculation._trials = FixedTrials()
+    use_every_draft(here.scheduler._speculation)
     found = depths(here)
     assert here.tokens == expected
     assert (here.engine.counters.num_drafts > 0) == drafts
@@ -107,20 +105,20 @@ def test_engine_runs_ahead_until_there_are_proposals(speculating: Callable[..., 
 
 def test_sequences_that_take_no_drafts_run_ahead(speculating: Callable[..., Any]) -> None:
     here, expected = speculating(params=SamplingParams(max_tokens=40, ignore_eos=True, presence_penalty=1.0))
-    here.scheduler._speculation._trials = FixedTrials()
+    use_every_draft(here.scheduler._speculation)
     found = depths(here)
     assert here.tokens == expected and sum(found) >= len(found) - 5
 
 
 def test_synchronous_engine_commits_each_step_at_once(speculating: Callable[..., Any]) -> None:
     here, expected = speculating(overlap=False)
-    here.scheduler._speculation._trials = AlternatingTrials(plain=4)
+    use_every_draft(here.scheduler._speculation, plain=4)
     assert set(depths(here)) == {0} and here.tokens == expected
 
 
 def test_stages_do_not_wait_for_drafts_of_other_sequences(speculating: Callable[..., Any]) -> None:
     here, expected = speculating(overlap=False, stages=2)
-    here.scheduler._speculation._trials = FixedTrials()
+    use_every_draft(here.scheduler._speculation)
     assert max(depths(here)) == 1 and here.tokens == expected
     assert here.engine.counters.accepted_tokens > 10
 
@@ -137,7 +135,7 @@ def guessing(make_world: Callable[..., Any], expected_tokens: Callable[..., list
             costs=CHEAP,
             seconds_per_pass=1e-9,
         )
-        speculation._trials = FixedTrials()  # type: ignore[assignment]
+        use_every_draft(speculation)
         here = make_world(speculation=speculation, overlap=True, **world)
         here.runner.wrong_guesses = wrong
         expected = {}
@@ -194,27 +192,7 @@ def test_sequences_that_take_no_drafts_run_with_those_that_do(
     assert here.engine.counters.undrafted_sequences["penalties"] >= 50
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_preview_of_the_next_step_equals_its_kind(seed: int) -> None:
-    chance = random.Random(seed)
-    trials = DraftTrials(most_sequences=64)
-    for _ in range(400):
-        sequences = chance.choice([1, 3, 4, 31, 32, 33])
-        may, paused = trials.may_draft(sequences), trials.is_paused(sequences)
-        mode = trials.mode(sequences)
-        assert may == (mode in (Mode.FIRST, Mode.TRIAL, Mode.ON)) and paused == (mode is Mode.OFF)
-        if may and chance.random() < 0.1:
-            trials.refused(1.0)
-        elif may:
-            seconds = chance.uniform(0.5, 4.0)
-            trials.observe_drafted(seconds, expected=2.0, yielded=2.0, sequences=sequences)
-        else:
-            trials.observe_plain(chance.uniform(0.9, 1.1))
-
-
-def test_trials_compare_the_time_between_outputs(
-    make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_the_times_between_outputs(make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner reports equal times with drafts, but the output arrives only after thrice the time."""
     clock = [0.0]
     speculation = Speculation(
@@ -234,27 +212,3 @@ def test_trials_compare_the_time_between_outputs(
     here.run()
     counters = here.engine.counters
     assert 0 < counters.num_drafts < 12
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_prompts_that_wait_for_a_trial_run_when_it_has_no_sequences(
-    make_world: Callable[..., Any], *, overlap: bool
-) -> None:
-    """Every step has a prompt until a trial lets prompts wait. The only sequence that decodes ends in the trial."""
-    speculation = Speculation(lambda sequence: OpenProposer(), max_tokens=3, most_drafts=256, costs=CHEAP)
-    here = make_world(speculation=speculation, overlap=overlap)
-
-    def add(key: int, max_tokens: int) -> None:
-        # Sequences with penalties take no drafts, so that the trial finds no result.
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, presence_penalty=1.0)
-        assert here.add(key, [1 + key % 40, 2], params=params) is None
-
-    add(0, 70)
-    held = False
-    for key in range(1, 100):
-        add(key, 1)
-        here.step()
-        held = held or speculation.holds_prompts
-    assert held
-    here.run()
-    assert len(here.finished) == 100

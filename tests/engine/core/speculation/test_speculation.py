@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,7 +78,7 @@ def test_accepted_drafts_save_steps(speculating: Callable[..., Any]) -> None:
     here.run()
     assert here.tokens == expected
     counters = here.engine.counters
-    # The prompt's step samples one token, and the next two measure steps without drafts. The others sample four tokens
+    # The prompt's step samples one token, and two steps measure the time without drafts. The others sample four tokens
     # each; the last does not exceed the limit.
     assert counters.steps == 1 + 2 + 10
     assert (counters.accepted_tokens, counters.generation_tokens) == (27, 40)
@@ -100,22 +99,6 @@ def test_rejected_drafts_change_no_answer(speculating: Callable[..., Any], wrong
     counters = here.engine.counters
     assert counters.accepted_tokens < counters.draft_tokens
     assert counters.steps <= 52
-
-
-def test_drafts_are_tried_while_every_step_has_prompts(speculating: Callable[..., Any]) -> None:
-    prompts = [[1, 2, 3], *([key, *range(100)] for key in range(1, 13))]
-    here, expected = speculating(
-        prompts,
-        lambda key: plain(150 if key == 0 else 1),
-        num_blocks=200,
-        max_num_seqs=3,
-        budget=8,
-    )
-    here.run()
-    assert here.tokens == expected
-    assert here.engine.counters.accepted_tokens > 0
-    # The prompts, and one token of the first sequence in each step, take longer than its answer.
-    assert here.engine.counters.steps > 150
 
 
 def test_stop_token_among_drafts_ends_the_output(speculating: Callable[..., Any]) -> None:
@@ -158,60 +141,37 @@ def test_expensive_drafts_are_skipped_but_update_the_rate(speculating: Callable[
     assert here.tokens == expected
     counters = here.engine.counters
     assert counters.num_drafts == 0
-    assert counters.undrafted_sequences == {"cost": 28, "no_proposal": 1}  # nothing fits before the last token
+    assert counters.undrafted_sequences == {"cost": 29}
 
 
 @pytest.mark.parametrize(("costs", "pays"), [(CHEAP, True), (DEAR, False)])
 def test_batches_flag_whether_to_prefill_for_drafts(
     speculating: Callable[..., Any], costs: StepCosts, pays: bool
 ) -> None:
-    """At first they are, also while steps without drafts are measured; later they are if drafts pay."""
+    """At first they are, also while a step without drafts is measured; later they are if drafts pay."""
     world, _ = speculating([[1, 2, 3]] * 3, SamplingParams(max_tokens=12), costs=costs)
     found = []
     for _ in range(5):
         batch = world.scheduler.schedule()
         found.append(batch.prepares_drafts)
         world.scheduler.commit(batch, world.runner.execute(batch).sample().wait())
-    assert found == [True, True, True, pays, pays]
+    assert found == [True, True, pays, pays, pays]
 
 
-def test_skipped_drafts_are_retried_periodically_if_promising(speculating: Callable[..., Any]) -> None:
-    here, _ = speculating([[1, 2, 3]], plain(60), costs=DEAR)
-    here.run()
-    # Two steps without drafts, the refusal, and a pause of 32 steps. No times are reported that would end the trial.
-    counters = here.engine.counters
-    assert counters.undrafted_sequences["cost"] == 2 + 1 + 32
-    assert counters.num_drafts > 0
-
-
-def test_steps_without_drafts_measure_the_baseline_speed(speculating: Callable[..., Any]) -> None:
-    here, _ = speculating([[1, 2, 3]], plain(190))
-    here.runner.token_seconds = 1.0
-    here.scheduler._speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0, observe=lambda *_: None)
-    here.run()
-    # A step takes its number of tokens, so that drafts that are always right gain nothing: the trial fails.
-    counters = here.engine.counters
-    assert 0 < counters.num_drafts < 40
-    assert counters.undrafted_sequences["cost"] > 50
-
-
-@pytest.mark.parametrize(("text", "looks"), [([1], 40), ([2], 9)])
-def test_lookups_become_rarer_in_texts_without_repetitions(
-    make_world: Callable[..., Any], text: list[int], looks: int
-) -> None:
+def test_lookups_become_rarer_in_texts_without_repetitions(make_world: Callable[..., Any]) -> None:
     """After eight looks in vain, every eighth step looks for a proposal."""
     found: list[int] = []
 
     class Recorded:
         def propose(self, token_ids: list[int], most: int) -> list[int]:
             found.append(len(token_ids))
-            return [0] if text == [1] else []
+            return []
 
-    speculation = Speculation(lambda sequence: Recorded(), max_tokens=1, most_drafts=8, costs=DEAR)
+    speculation = Speculation(lambda sequence: Recorded(), max_tokens=1, most_drafts=8, costs=CHEAP)
     here = make_world(speculation=speculation)
-    here.add(0, text, params=plain(42))
+    here.add(0, [2], params=plain(42))
     here.run()
-    assert looks - 1 <= len(found) <= looks + 1
+    assert 8 <= len(found) <= 10
 
 
 def test_learned_costs_stop_and_start_drafts(speculating: Callable[..., Any]) -> None:
@@ -248,7 +208,8 @@ def test_sequences_without_drafts_are_counted_by_reason(speculating: Callable[..
     here, expected = speculating([[1, 2, 3]], plain(20, presence_penalty=1.0))
     here.run()
     assert here.tokens == expected
-    assert here.engine.counters.undrafted_sequences == {"penalties": 19}
+    # One step measures the time without drafts.
+    assert here.engine.counters.undrafted_sequences == {"cost": 1, "penalties": 18}
 
 
 def test_drafts_take_no_blocks_needed_by_other_sequences(speculating: Callable[..., Any]) -> None:

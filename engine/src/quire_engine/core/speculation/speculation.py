@@ -5,39 +5,27 @@ samples after each of them with the seed and the position that the sequence has 
 tokens up to the first that differs from its draft. So the answer is the one without speculation; drafts only decide how
 many steps it takes.
 
-The scheduler calls ``plan`` before each step and ``verified`` after it. A step without drafts may be planned while the
+The scheduler calls ``plan`` before each step and ``observe`` after it. A step without drafts may be planned while the
 one before it runs; ``awaits_commit`` says when not. Nothing here knows tensors or the clock.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
+from quire_engine.core.batch import Batch, DraftedLines, RunnerOutput
+from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.plan import Plan
+from quire_engine.core.policy import Policy
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.speculation.draft_lengths import LEAST_GAIN, AcceptanceRate, choose_lengths
-from quire_engine.core.speculation.load import trial_steps
+from quire_engine.core.speculation.policy import AcceptanceRate, DraftPolicy
 from quire_engine.core.speculation.proposers import Proposer, ProposerFactory, why_not
-from quire_engine.core.speculation.step_curve import StepCurve
-from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.core.stats import Counters
 
-_FIRST_RATE = 0.6
-_MOST_SEQUENCES = 1024
-_ENGINE_MEMORY = 2000.0
-_SEQUENCE_MEMORY = 24.0
-_PRIOR_WEIGHT = 2.0
-_PASS_SHARE, _FIRST_PASS_SHARE = 0.1, 0.5
-_LARGEST_SURPRISE, _FIRST_LARGEST_SURPRISE, _FIRST_PASSES = 1.3, 3.0, 3
-"""The weight of the newest time of a draft model's pass, and the largest factor between it and the expected time that
-counts: larger ones are hiccups, except at first, when only the number of weights says something."""
-_PROMISING, _LIKELY = 0.5, 0.8
-"""Proposals of prompt lookup have a trial only if they are probably accepted, which is learned without verification. If
-they are likely to be, the next trial is soon."""
-_FEW = 2
-"""The most sequences whose first steps try drafts whatever the expected costs say: a trial of them is cheap, gains most
-if they are easy to predict, and teaches their rates of acceptance."""
-_CATCH_UP = 3.0
-"""The probable time in which a draft model computes what it has missed in a pause, in steps without drafts."""
+_FIRST_RATE, _FIRST_WEIGHT, _ENGINE_MEMORY = 0.6, 10.0, 300.0
+_PRIOR_WEIGHT, _SEQUENCE_MEMORY = 2.0, 24.0
+_MOST_PROMPTS = 2 / 3
+"""The largest share of a step's tokens that may be of prompts if its time is to say what a token costs."""
 _MOST_SKIPPED = 8
 """The most steps between two looks for a proposal in a text that repeats nothing."""
 
@@ -81,11 +69,7 @@ class _Candidate:
 
 
 class Speculation:
-    """The drafts of all sequences.
-
-    ``most_drafts`` bounds those of one step, whose logits all exist at once. ``seconds_per_pass`` is the first estimate
-    of the time in which a draft model computes one draft of all sequences; without a draft model it is None.
-    """
+    """The drafts of all sequences, of which each has at most ``max_tokens`` in a step; see ``DraftPolicy``."""
 
     def __init__(
         self,
@@ -96,109 +80,59 @@ class Speculation:
         costs: StepCosts | None,
         seconds_per_pass: float | None = None,
     ) -> None:
-        self._seconds_per_pass = seconds_per_pass
         self._proposers = proposers
         self._max_tokens = max_tokens
-        self._most_drafts = most_drafts
-        self._curve = StepCurve(costs)
+        self._learns_unverified = seconds_per_pass is None
+        self._policy = DraftPolicy(costs, most_drafts=most_drafts, seconds_per_pass=seconds_per_pass)
         self._states: dict[int, _State] = {}
-        self._rate = AcceptanceRate(_FIRST_RATE, weight=10.0, memory=_ENGINE_MEMORY)
-        self._passes = 0
-        self._trials = DraftTrials(most_sequences=_MOST_SEQUENCES)
-        self._loads: dict[int, int] = {}
-        """The load of each step in flight that is measured, for which it was planned."""
+        self._rate = AcceptanceRate(_FIRST_RATE, weight=_FIRST_WEIGHT, memory=_ENGINE_MEMORY)
         self._finds_none = False
-        """True if no sequence had a proposal when the last step was planned."""
+        """True if no sequence had a proposal when one was looked for last."""
 
     def awaits_commit(self, sequences: int) -> bool:
         """Return whether the next step, of so many running sequences, may have drafts.
 
         All tokens of its sequences must be known then, so that the step in flight is to be committed first.
         """
-        return not self._finds_none and self._trials.may_draft(sequences)
-
-    def is_paused(self, sequences: int) -> bool:
-        """Return whether the next step, of so many running sequences, has no drafts, and nothing is measured by it."""
-        return self._trials.is_paused(sequences)
-
-    def passes(self, sequences: int, counters: Counters) -> bool:
-        """Return True if the next step is amid a pause: it has no drafts, and need not be planned.
-
-        This is what most steps of a draft model cost that does not pay.
-        """
-        if self._seconds_per_pass is None or not self._trials.passes(sequences):
-            return False
-        counters.undrafted_sequences["cost"] += sequences
-        return True
-
-    def observe_passed(self, step: int, seconds: float) -> bool:
-        """Return True, and note its time, if a step was not planned, because it ``passes``."""
-        if step in self._loads:
-            return False
-        self._trials.observe_passed(seconds)
-        return True
+        return not self._finds_none and not self._policy.excludes_drafts(sequences)
 
     @property
-    def holds_prompts(self) -> bool:
-        """True if the step with prompts that was planned last is to leave them out, so that it can be measured."""
-        return self._trials.holds_prompts
-
-    @property
-    def pays(self) -> bool:
+    def prepares(self) -> bool:
         """False if drafts do not pay at the present load, so that computing prompts for them is probably in vain."""
-        return self._trials.pays
+        return self._policy.prepares
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
-        self._states.pop(sequence.key, None)
+        if self._states.pop(sequence.key, None) is not None:
+            self._policy.sequence_ended()
 
-    def plan(
-        self,
-        running: list[Sequence],
-        counters: Counters,
-        *,
-        step: int = 0,
-        ahead: bool = False,
-        has_prompts: bool = False,
-    ) -> dict[int, list[int]]:
-        """Return the drafts that the next step, of this number, should verify, by the key of their sequence.
+    def plan(self, running: list[Sequence], counters: Counters, *, ahead: bool = False) -> dict[int, list[int]]:
+        """Return the drafts that the next step should verify, by the key of their sequence.
 
-        A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none. ``has_prompts`` says
-        that the step is known to compute prompts; see ``holds_prompts``.
+        A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none.
         """
         if not running:
-            self._loads[step] = self._trials.load
-            self._trials.holds_prompts = False  # the sequences for which prompts waited have ended
             return {}
-        # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
-        undecided = ahead and self._trials.may_draft(len(running))
-        if undecided:
-            mode = Mode.OFF
-            self._trials.holds_prompts = False
-        elif has_prompts:
-            decodes = any(sequence.decodes for sequence in running)
-            mode = self._trials.mode(len(running), has_prompts=True, decodes=decodes)
-        else:
-            mode = self._trials.mode(len(running))
-        if ahead and mode is Mode.ON:
-            undecided = True  # in a measurement without drafts, in which steps with prompts take no part
-        self._loads[step] = self._trials.load
-        if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN) and not undecided:
+        if not self._policy.begin_step(len(running)):
             counters.undrafted_sequences["cost"] += len(running)
             return {}
         without: Counter[str] = Counter()
         candidates = self._candidates(running, without, ahead=ahead)
         self._finds_none = not candidates
         lengths = [0] * len(candidates)
-        if candidates and not undecided:
-            lengths = self._choose(candidates, mode, others=without.total())
+        if candidates and not ahead:
+            lengths = self._policy.choose(
+                [candidate.state.rate.value for candidate in candidates],
+                [len(candidate.proposal) for candidate in candidates],
+                others=without.total(),
+            )
         drafts: dict[int, list[int]] = {}
         for candidate, length in zip(candidates, lengths, strict=True):
             if length:
                 drafts[candidate.sequence.key] = candidate.proposal[:length]
             else:
                 without["cost"] += 1
-                if self._seconds_per_pass is None:
+                if self._learns_unverified:
                     candidate.state.expected = (len(candidate.sequence.token_ids), candidate.proposal[0])
         counters.undrafted_sequences.update(without)
         return drafts
@@ -227,46 +161,6 @@ class Speculation:
                 without["no_proposal"] += 1
         return candidates
 
-    def _choose(self, candidates: list[_Candidate], mode: Mode, *, others: int) -> list[int]:
-        """Return the number of drafts for each candidate; ``others`` sequences decode without a proposal."""
-        rates = [candidate.state.rate.value for candidate in candidates]
-        none = [0] * len(rates)
-        if mode is Mode.PLAIN:
-            return none
-        if mode is Mode.OFF and max(rates) < _LIKELY:
-            return none
-        is_doubtful = mode is Mode.FIRST and (len(rates) > _FEW or self._trials.any_paused)
-        is_trial = mode is Mode.TRIAL or (mode is Mode.FIRST and not is_doubtful and self._seconds_per_pass is not None)
-        lengths = choose_lengths(
-            rates,
-            [len(candidate.proposal) for candidate in candidates],
-            others=others,
-            most=self._most_drafts,
-            seconds=self._curve.seconds,
-            seconds_per_pass=self._seconds_per_pass or 0.0,
-            least_gain=LEAST_GAIN if is_doubtful or mode is Mode.OFF else 1.0,
-        )
-        if mode is Mode.OFF:
-            if any(lengths):
-                self._trials.hasten()
-            return none
-        if any(lengths):
-            return lengths
-        if is_trial and (self._seconds_per_pass is not None or max(rates) >= _PROMISING):
-            return [1] * min(len(rates), self._most_drafts) + none[self._most_drafts :]
-        self._trials.refused(self._loss_of_trial(rates, others=others))
-        return none
-
-    def _loss_of_trial(self, rates: list[float], *, others: int) -> float:
-        """Return what a trial with a draft for each candidate loses, in steps without drafts, by the expected costs.
-
-        Its first step also computes what a draft model has missed.
-        """
-        sequences, drafts = len(rates) + others, min(len(rates), self._most_drafts)
-        seconds = self._curve.seconds(sequences + drafts) + (self._seconds_per_pass or 0.0)
-        loss = seconds / self._curve.seconds(sequences) - (1.0 + sum(rates[:drafts]) / sequences)
-        return trial_steps(sequences) * max(0.0, loss) + (_CATCH_UP if self._seconds_per_pass is not None else 0.0)
-
     def _state(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence.key)
         if state is None:
@@ -277,12 +171,6 @@ class Speculation:
                 AcceptanceRate(self._rate.value, weight=_PRIOR_WEIGHT, memory=_SEQUENCE_MEMORY),
             )
         return state
-
-    def verified(self, sequence: Sequence, drafts: int, accepted: int) -> None:
-        """Learn from the verification of a sequence's drafts."""
-        self._rate.observe(accepted, drafts)
-        if (state := self._states.get(sequence.key)) is not None:
-            state.rate.observe(accepted, drafts)
 
     def _learn_unverified(self, sequence: Sequence, state: _State) -> None:
         """Learn whether a proposal that was not verified would have been accepted."""
@@ -295,53 +183,80 @@ class Speculation:
             state.rate.observe(accepted, 1)
             self._rate.observe(accepted, 1)
 
-    def observe_prompts(self, *, passes: int, draft_seconds: float, elapsed: float = 0.0, step: int = 0) -> None:
-        """Learn the cost of a step with prompts, in which a draft model may have computed these, too.
+    def observe(self, flight: Plan, output: RunnerOutput, *, elapsed: float, counters: Counters) -> None:
+        """Advance sequences by their accepted drafts, and learn from the step.
 
-        The first step of its size counts like one with prompts: its time says nothing of later ones.
+        ``elapsed`` is the time since the output of the step before, or 0 if it is not known: the scheduling is in it
+        unless it was done ahead.
         """
-        self._loads.pop(step, None)
-        drafting = passes * (self._seconds_per_pass or 0.0)
-        self._trials.observe_prompts(max(0.0, draft_seconds - drafting), drafted=passes > 0, whole=elapsed)
-
-    def observe_step(
-        self,
-        tokens: int,
-        seconds: float,
-        *,
-        sequences: int,
-        sampled: int,
-        passes: int = 0,
-        draft_seconds: float = 0.0,
-        elapsed: float | None = None,
-        step: int = 0,
-    ) -> None:
-        """Learn from a step without prompts, in which ``sequences`` gained ``sampled`` tokens.
-
-        ``passes`` is the largest number of drafts that a sequence had, and ``draft_seconds`` the time of a draft model.
-        Trials compare the ``elapsed`` seconds between the outputs of the step before and of this one: the scheduling is
-        in them unless it was done ahead. If they are not known, the other times stand for them. ``step`` is the number
-        with which it was planned.
-        """
-        load = self._loads.pop(step, None)
-        if seconds <= 0.0 or not sequences:
+        drafts = flight.batch.num_drafts
+        if drafts:
+            assert output.counts is not None
+            self._verify(flight, output.counts, counters)
+        own = output.run_seconds + output.sample_seconds + output.draft_seconds
+        if output.is_first or own <= 0.0 or not flight.sampled:
             return
-        whole = seconds + draft_seconds if elapsed is None else elapsed
-        if not passes:
-            self._trials.observe_plain(whole, load=load)
-            self._curve.observe(tokens, seconds)
+        tokens = flight.batch.num_tokens
+        if flight.prompts.tokens > _MOST_PROMPTS * tokens:
+            self._policy.observe_prompts(output.draft_seconds, passes=max(drafts, default=0))
             return
-        self._trials.observe_drafted(
-            whole,
-            expected=self._curve.seconds(tokens) + passes * (self._seconds_per_pass or 0.0),
-            yielded=sampled / sequences,
-            sequences=sequences,
-            load=load,
+        self._policy.observe_step(
+            tokens,
+            # Inputs may be prepared while the step before runs, but no step takes less than its own time.
+            max(elapsed, own) if elapsed else own + output.prepare_seconds,
+            drafts=sum(drafts),
+            accepted=len(output.token_ids) - len(flight.sampled),
+            passes=max(drafts, default=0),
+            draft_seconds=output.draft_seconds,
         )
-        self._curve.observe(tokens, seconds)
-        if self._seconds_per_pass is not None and draft_seconds > 0.0:
-            self._passes += 1
-            first = self._passes <= _FIRST_PASSES
-            largest = _FIRST_LARGEST_SURPRISE if first else _LARGEST_SURPRISE
-            ratio = min(max(draft_seconds / passes / self._seconds_per_pass, 1.0 / largest), largest)
-            self._seconds_per_pass *= ratio ** (_FIRST_PASS_SHARE if first else _PASS_SHARE)
+
+    def _verify(self, flight: Plan, counts: list[int], counters: Counters) -> None:
+        for sequence, drafts, count in zip(flight.sampled, flight.drafts_of_sampled(), counts, strict=True):
+            counters.scheduled_tokens += count - 1
+            if drafts and not sequence.finished:
+                if sequence.row is not None:  # else it was preempted meanwhile, and computes these tokens again
+                    sequence.num_computed += count - 1
+                self._rate.observe(count - 1, drafts)
+                if (state := self._states.get(sequence.key)) is not None:
+                    state.rate.observe(count - 1, drafts)
+                counters.count_drafts(drafts, count - 1)
+
+
+def add_drafts(plan: Plan, kv: KVManager, sequence: Sequence, drafts: list[int], *, others: int) -> int:
+    """Add drafts after the last token of the next sequence of the plan; return how many have room.
+
+    ``others`` sequences come after it. ``num_computed`` counts drafts only when they are accepted.
+    """
+    end = sequence.num_tokens
+    covered = kv.extend_for_drafts(sequence, end + len(drafts), others=others)
+    drafts = drafts[: covered - end]
+    if drafts:
+        plan.token_ids += drafts
+        plan.drafted[len(plan.sequences)] = len(drafts)
+    return len(drafts)
+
+
+def drafted_lines(batch: Batch, token_ids: list[int]) -> list[DraftedLines]:
+    """Return the lines of each sequence that samples in a batch with drafts, whose inputs are ``token_ids``."""
+    found: list[DraftedLines] = []
+    line = end = 0
+    for scheduled, drafts, samples in zip(batch.num_scheduled, batch.num_drafts, batch.samples, strict=True):
+        end += scheduled
+        if samples:
+            found.append(DraftedLines(line, token_ids[end - drafts : end]))
+            line += 1 + drafts
+    return found
+
+
+def grown(sampled: list[Sequence], counts: list[int], waiting: Policy) -> list[Sequence]:
+    """Let sequences grow by the tokens that a step sampled beyond one each; return the sequence of each token.
+
+    Those that were preempted while the step was in flight are in ``waiting``.
+    """
+    for sequence, count in zip(sampled, counts, strict=True):
+        assert count == 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
+        sequence.num_tokens += count - 1
+        sequence.num_pending += count - 1
+        if count > 1 and sequence.row is None and not sequence.finished:
+            waiting.grew(sequence, count - 1)
+    return [sequence for sequence, count in zip(sampled, counts, strict=True) for _ in range(count)]
