@@ -1,4 +1,4 @@
-"""How many drafts a step verifies: measured costs, measured acceptance, and the choice that both imply.
+"""The number of drafts that a step verifies, by measured costs and measured acceptance.
 
 With acceptance rate a, the i-th draft of a sequence yields a further token with probability a^i, because all drafts
 before it must be accepted as well. So for every total number of drafts the best distribution is known, and
@@ -7,7 +7,7 @@ before it must be accepted as well. So for every total number of drafts the best
 
 The costs are running averages over the steps themselves, so whatever is in use is measured. What is not in use is
 probed: drafts by a few steps whose losses may take ``_PROBED_SHARE`` of the time, and steps without drafts by one in
-``_LONGEST_DISTANCE``. Drafts that lose more than they gained of late end, whatever the costs say.
+``_LONGEST_DISTANCE``. Drafts that lost more than they gained recently end, whatever the costs say.
 """
 
 from bisect import bisect_right
