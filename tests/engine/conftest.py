@@ -85,7 +85,9 @@ def _engine_server(key_file: Path, *flags: str, fake: dict[str, Any] | None = No
     if fake is None:
         command += ["--kv-cache-memory-bytes", "32MiB"]
     log: list[str] = []
-    environment = {**os.environ, "PYTHONPATH": str(Path(fake_server.__file__).parent)}
+    reading = threading.Thread(target=lambda: log.extend(child.stderr or ()))
+    paths = (str(Path(fake_server.__file__).parent), os.environ.get("PYTHONPATH"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         try:
@@ -94,7 +96,6 @@ def _engine_server(key_file: Path, *flags: str, fake: dict[str, Any] | None = No
                 assert log[-1], "".join(log)
             found = re.search(r"listening on (\S+);", "".join(log))
             assert found is not None, "".join(log)
-            reading = threading.Thread(target=lambda: log.extend(child.stderr or ()))
             reading.start()
             with (
                 httpx.Client(base_url=found[1], timeout=60, headers={"authorization": f"Bearer {KEY}"}) as http,
@@ -104,7 +105,8 @@ def _engine_server(key_file: Path, *flags: str, fake: dict[str, Any] | None = No
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait()
-        reading.join()
+            if reading.ident is not None:
+                reading.join()
 
 
 @pytest.fixture(scope="session")

@@ -32,8 +32,8 @@ def test_loaded_model_reports_its_properties(make_folder: Folder, engine_config:
 
 
 def test_context_limit_of_the_model_applies_if_the_cache_fits(make_folder: Folder, engine_config: Config) -> None:
-    assert load_model(engine_config(make_folder())).max_model_len == 512
-    assert load_model(engine_config(make_folder(), max_model_len=100)).max_model_len == 100
+    assert load_model(engine_config(make_folder())).traits.max_model_len == 512
+    assert load_model(engine_config(make_folder(), max_model_len=100)).traits.max_model_len == 100
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_eos_token_of_the_tokenizer_ends_output(
     }.items():
         (tmp_path / name).write_text(json.dumps(content))
     config = engine_config(tmp_path, load_format="dummy", max_model_len=8)
-    assert load_model(config).eos_token_ids == expected
+    assert load_model(config).traits.eos_token_ids == expected
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -107,7 +107,7 @@ def test_dummy_weights_need_only_a_config(make_folder: Folder, start: Callable[.
 
 
 def test_the_shortest_possible_model_warms_up(make_folder: Folder, engine_config: Config) -> None:
-    assert load_model(engine_config(make_folder(), max_model_len=1)).max_model_len == 1
+    assert load_model(engine_config(make_folder(), max_model_len=1)).traits.max_model_len == 1
 
 
 @pytest.mark.parametrize(
