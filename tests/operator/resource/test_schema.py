@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,22 +20,22 @@ class Colour(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    wait_seconds: Annotated[float, Duration("Wait.", minimum=1.0, flags=("wait",))] = 90.0
+    wait_seconds: float = Duration("Wait.", minimum=1.0, flags=("wait",)).default(90.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    least: Annotated[int, Integer("Least.", minimum=1, maximum=9)] = 2
-    most_parts: Annotated[int, Integer("Most.", minimum=1)]
-    size: Annotated[int, Integer("Size.", choices=(16, 32), is_default_stored=False)] = 16
-    space_bytes: Annotated[int | None, ByteSize("Space.", flags=("space-bytes",))] = None
-    colour: Annotated[Colour, Choice("Colour.", flags=("colour",))] = Colour.RED
-    is_on: Annotated[bool, Boolean("On.", is_default_stored=False)] = False
-    title: Annotated[str | None, Text("Title.", max_length=5)] = None
-    key_secret: Annotated[str | None, SecretReference("Key.", secret="Name.")] = None
-    inner: Annotated[Inner, Section("Inner.")] = Inner()
-    other: Annotated[Inner | None, Section("Other.")] = None
-    several: Annotated[tuple[Inner, ...], SectionList("Several.", item="One.", max_items=2)] = ()
+    least: int = Integer("Least.", minimum=1, maximum=9).default(2)
+    most_parts: int = Integer("Most.", minimum=1).required()
+    size: int = Integer("Size.", choices=(16, 32), is_default_stored=False).default(16)
+    space_bytes: int | None = ByteSize("Space.", flags=("space-bytes",)).default(None)
+    colour: Colour = Choice("Colour.", flags=("colour",)).default(Colour.RED)
+    is_on: bool = Boolean("On.", is_default_stored=False).default(False)
+    title: str | None = Text("Title.", max_length=5).default(None)
+    key_secret: str | None = SecretReference("Key.", secret="Name.").default(None)
+    inner: Inner = Section("Inner.").default(Inner())
+    other: Inner | None = Section("Other.").default(None)
+    several: tuple[Inner, ...] = SectionList("Several.", item="One.", max_items=2).default(())
 
     RULES: ClassVar = (
         Rule(

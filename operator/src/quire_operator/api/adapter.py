@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from quire_common.contract.adapters_file import Placement
 from quire_common.model_source import ClaimSource, ImageSource, Source
@@ -27,7 +26,7 @@ _IN_AN_IMAGE = (
 class DeploymentReference:
     """A reference to an LLMDeployment in the same namespace."""
 
-    name: Annotated[str, ObjectName("Name of an LLMDeployment in this namespace, which has spec.engine.adapters.")]
+    name: str = ObjectName("Name of an LLMDeployment in this namespace, which has spec.engine.adapters.").required()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,46 +35,34 @@ class AdapterSpec:
 
     name: str
     namespace: str
-    deployment_ref: Annotated[
-        DeploymentReference,
-        Section(
-            "The LLMDeployment whose replicas serve the adapter.",
-            rules=(
-                Rule(
-                    cel="self == oldSelf",
-                    message="cannot be changed: delete this LLMAdapter and create it for the other LLMDeployment",
-                ),
+    deployment_ref: DeploymentReference = Section(
+        "The LLMDeployment whose replicas serve the adapter.",
+        rules=(
+            Rule(
+                cel="self == oldSelf",
+                message="cannot be changed: delete this LLMAdapter and create it for the other LLMDeployment",
             ),
         ),
-    ]
-    source: Annotated[
-        Source,
-        ModelSource(
-            "Location of the adapter in PEFT's layout (adapter_config.json and safetensors): hf://org/name@revision "
-            "(Hugging Face Hub), s3://bucket/path (optionally with ?region= and &endpoint=), "
-            "file:///path (a folder in the container) or file://./dir (relative to /models in pods, and relative to "
-            "the manifest with `quire up`). pvc:// and oci:// are not possible, because a running pod cannot mount "
-            "another volume.",
-            max_length=1024,
-            example='"hf://org/name@revision", "s3://bucket/path" or "file://./folder"',
-            rules=ADAPTER_SOURCE_RULES,
-        ),
-    ]
-    served_name: Annotated[
-        str,
-        ServedName(
-            "Model name that clients send in the `model` field of a request for this adapter. Default is "
-            "metadata.name. If LLMDeployments or LLMAdapters behind one gateway use the same name, the oldest receives "
-            "the requests.",
-        ),
-    ] = ""
-    placement: Annotated[
-        Placement,
-        Choice(
-            "When replicas download the adapter. All: as soon as it is listed. OnDemand: each replica at its first "
-            "request for it, which waits for the download."
-        ),
-    ] = Placement.ALL
+    ).required()
+    source: Source = ModelSource(
+        "Location of the adapter in PEFT's layout (adapter_config.json and safetensors): hf://org/name@revision "
+        "(Hugging Face Hub), s3://bucket/path (optionally with ?region= and &endpoint=), "
+        "file:///path (a folder in the container) or file://./dir (relative to /models in pods, and relative to "
+        "the manifest with `quire up`). pvc:// and oci:// are not possible, because a running pod cannot mount "
+        "another volume.",
+        max_length=1024,
+        example='"hf://org/name@revision", "s3://bucket/path" or "file://./folder"',
+        rules=ADAPTER_SOURCE_RULES,
+    ).required()
+    served_name: str = ServedName(
+        "Model name that clients send in the `model` field of a request for this adapter. Default is "
+        "metadata.name. If LLMDeployments or LLMAdapters behind one gateway use the same name, the oldest receives "
+        "the requests."
+    ).default("")
+    placement: Placement = Choice(
+        "When replicas download the adapter. All: as soon as it is listed. OnDemand: each replica at its first "
+        "request for it, which waits for the download."
+    ).default(Placement.ALL)
 
     @property
     def deployment(self) -> str:

@@ -5,8 +5,8 @@ and is never ignored.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from quire_operator.api import names
 from quire_operator.api.engine import DType, Engine, Parallelism, Resources
@@ -42,76 +42,57 @@ class Spec:
 
     name: str
     namespace: str
-    model: Annotated[Model, Section("The model to serve and the location of its weights.")]
-    engine: Annotated[Engine, Section("Settings of the inference engine in each replica.")] = Engine()
-    resources: Annotated[
-        Resources,
-        Section(
-            "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu or "
-            "amd.com/gpu, or nvidia.com/mig-PROFILE for a MIG slice; for several whole GPUs, divide the model among as "
-            "many ranks with parallelism. The kernels are compiled for GPUs of AMD, but have not run on one yet.",
-            flags=("device",),
-        ),
-    ] = Resources()
-    parallelism: Annotated[
-        Parallelism,
-        Section(
-            "Ranks over which each replica spreads the model, and the pods in which they run. The ranks of a pod share "
-            "its CPUs and memory; on GPUs, each rank has one. For model families that quire implements itself. Default "
-            "is one rank.",
-            is_default_stored=False,
-        ),
-    ] = Parallelism()
-    replicas: Annotated[
-        int,
-        Integer(
-            "Number of replicas. While spec.autoscaling is set, it is only the number at which autoscaling started and "
-            "cannot be changed. When spec.autoscaling is removed, the autoscaler's number of replicas stays if it is "
-            "higher, until this field is changed. To stop the autoscaler for some time, set autoscaling.mode to "
-            "Recommend."
-        ),
-    ] = 1
-    autoscaling: Annotated[
-        Autoscaling | None,
-        Section("Settings of the autoscaler. Without them, spec.replicas sets the number of replicas."),
-    ] = None
-    rollout: Annotated[Rollout, Section("How replicas are replaced when the spec changes.")] = Rollout()
-    auth_secret: Annotated[
-        str | None,
-        SecretReference(
-            "API keys that may send requests. Without auth, every client that can reach the replicas or the gateway "
-            "may send requests.",
-            secret="Secret in this namespace whose key `keys` contains API keys, one per line: KEY or sha256:HEX, "
-            "optionally preceded by name=TENANT and the limits requests_per_minute=N, tokens_per_minute=N and "
-            "max_concurrent=N. Engines require one of these keys in the header Authorization: Bearer KEY, which a "
-            "gateway without keys forwards. Through a gateway that has keys, a client sends its key of the "
-            "gateway there, and that of the engine in the header X-Quire-Engine-Key: KEY. Changes take effect "
-            "without a restart. With minReplicas 0, configure keys in the gateway too, because it queues requests "
-            "that no engine has authenticated yet. `quire up` has no secrets and reads the file named by "
-            "QUIRE_API_KEY_FILE.",
-            flags=("api-key-file", "api-key"),
-        ),
-    ] = None
-    drain: Annotated[Drain, Section("How a replica finishes its work before it stops.")] = Drain()
-    paused: Annotated[
-        bool,
-        Boolean(
-            "True keeps the existing replicas although the spec has changed, until it is false again. Replicas are "
-            "still scaled and restarted, with the previous pod template.",
-            is_default_stored=False,
-        ),
-    ] = False
-    pod_template: Annotated[
-        Mapping[str, object],
-        PassedOn(
-            "Strategic merge patch for the pod template: nodeSelector, tolerations, affinity, env, volumes, "
-            "priorityClassName, additional containers and so on. The engine's container is named engine; it does not "
-            "start if a variable QUIRE_ENGINE_… reaches it, for example by envFrom. Changes that break the "
-            "communication between quire and its pods are rejected, and so is everything that the restricted Pod "
-            "Security Standard forbids, groups 0, system priorities, and tokens of the API server. The chart value "
-            "operator.podTemplate.allow can list the exceptions that a message names."
-        ),
-    ] = field(default_factory=dict)
+    model: Model = Section("The model to serve and the location of its weights.").required()
+    engine: Engine = Section("Settings of the inference engine in each replica.").default(Engine())
+    resources: Resources = Section(
+        "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu or "
+        "amd.com/gpu, or nvidia.com/mig-PROFILE for a MIG slice; for several whole GPUs, divide the model among as "
+        "many ranks with parallelism. The kernels are compiled for GPUs of AMD, but have not run on one yet.",
+        flags=("device",),
+    ).default(Resources())
+    parallelism: Parallelism = Section(
+        "Ranks over which each replica spreads the model, and the pods in which they run. The ranks of a pod share "
+        "its CPUs and memory; on GPUs, each rank has one. For model families that quire implements itself. Default "
+        "is one rank.",
+        is_default_stored=False,
+    ).default(Parallelism())
+    replicas: int = Integer(
+        "Number of replicas. While spec.autoscaling is set, it is only the number at which autoscaling started and "
+        "cannot be changed. When spec.autoscaling is removed, the autoscaler's number of replicas stays if it is "
+        "higher, until this field is changed. To stop the autoscaler for some time, set autoscaling.mode to "
+        "Recommend."
+    ).default(1)
+    autoscaling: Autoscaling | None = Section(
+        "Settings of the autoscaler. Without them, spec.replicas sets the number of replicas."
+    ).default(None)
+    rollout: Rollout = Section("How replicas are replaced when the spec changes.").default(Rollout())
+    auth_secret: str | None = SecretReference(
+        "API keys that may send requests. Without auth, every client that can reach the replicas or the gateway "
+        "may send requests.",
+        secret="Secret in this namespace whose key `keys` contains API keys, one per line: KEY or sha256:HEX, "
+        "optionally preceded by name=TENANT and the limits requests_per_minute=N, tokens_per_minute=N and "
+        "max_concurrent=N. Engines require one of these keys in the header Authorization: Bearer KEY, which a "
+        "gateway without keys forwards. Through a gateway that has keys, a client sends its key of the "
+        "gateway there, and that of the engine in the header X-Quire-Engine-Key: KEY. Changes take effect "
+        "without a restart. With minReplicas 0, configure keys in the gateway too, because it queues requests "
+        "that no engine has authenticated yet. `quire up` has no secrets and reads the file named by "
+        "QUIRE_API_KEY_FILE.",
+        flags=("api-key-file", "api-key"),
+    ).default(None)
+    drain: Drain = Section("How a replica finishes its work before it stops.").default(Drain())
+    paused: bool = Boolean(
+        "True keeps the existing replicas although the spec has changed, until it is false again. Replicas are "
+        "still scaled and restarted, with the previous pod template.",
+        is_default_stored=False,
+    ).default(False)
+    pod_template: Mapping[str, object] = PassedOn(
+        "Strategic merge patch for the pod template: nodeSelector, tolerations, affinity, env, volumes, "
+        "priorityClassName, additional containers and so on. The engine's container is named engine; it does not "
+        "start if a variable QUIRE_ENGINE_… reaches it, for example by envFrom. Changes that break the "
+        "communication between quire and its pods are rejected, and so is everything that the restricted Pod "
+        "Security Standard forbids, groups 0, system priorities, and tokens of the API server. The chart value "
+        "operator.podTemplate.allow can list the exceptions that a message names."
+    ).default({})
 
     RULES: ClassVar = (
         Rule(

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from quire_common.quantities import parse_bytes, parse_quantity
 from quire_operator.api.field_kinds import ByteSize, Choice, Integer, ObjectName, SecretReference, Text, quantity_schema
@@ -21,45 +21,29 @@ MAX_SIZE = 64
 class Parallelism:
     """Ranks are processes, each of which has a share of the model. A replica with several nodes is a group of pods."""
 
-    tensor: Annotated[
-        int,
-        Integer(
-            "Number of ranks that share each layer (tensor parallelism). It must divide the model's attention heads "
-            "and the intermediate sizes of its feed-forward layers, and divide its KV heads or be a multiple of them.",
-            minimum=1,
-            maximum=MAX_SIZE,
-            flags=("tensor-parallel-size",),
-        ),
-    ] = 1
-    pipeline: Annotated[
-        int,
-        Integer(
-            "Number of stages among which the layers are divided (pipeline parallelism), which must divide the number "
-            "of layers. Each stage has `tensor` ranks.",
-            minimum=1,
-            maximum=MAX_SIZE,
-            flags=("pipeline-parallel-size",),
-        ),
-    ] = 1
-    nodes: Annotated[
-        int,
-        Integer(
-            "Number of pods of each replica, which must divide tensor × pipeline. Each pod has its share of the ranks, "
-            "and spec.resources are those of one pod, GPUs included. With 2 or more, a replica is a group of pods, "
-            "which are on different nodes where that is possible, and the cluster needs LeaderWorkerSet "
-            "(leaderworkerset.x-k8s.io). Cannot change between 1 and more.",
-            minimum=1,
-            maximum=MAX_SIZE,
-            flags=(
-                "nnodes",
-                "node-rank",
-                "master-addr",
-                "master-port",
-                "group-secret-file",
-                "distributed-timeout-seconds",
-            ),
-        ),
-    ] = 1
+    tensor: int = Integer(
+        "Number of ranks that share each layer (tensor parallelism). It must divide the model's attention heads "
+        "and the intermediate sizes of its feed-forward layers, and divide its KV heads or be a multiple of them.",
+        minimum=1,
+        maximum=MAX_SIZE,
+        flags=("tensor-parallel-size",),
+    ).default(1)
+    pipeline: int = Integer(
+        "Number of stages among which the layers are divided (pipeline parallelism), which must divide the number "
+        "of layers. Each stage has `tensor` ranks.",
+        minimum=1,
+        maximum=MAX_SIZE,
+        flags=("pipeline-parallel-size",),
+    ).default(1)
+    nodes: int = Integer(
+        "Number of pods of each replica, which must divide tensor × pipeline. Each pod has its share of the ranks, "
+        "and spec.resources are those of one pod, GPUs included. With 2 or more, a replica is a group of pods, "
+        "which are on different nodes where that is possible, and the cluster needs LeaderWorkerSet "
+        "(leaderworkerset.x-k8s.io). Cannot change between 1 and more.",
+        minimum=1,
+        maximum=MAX_SIZE,
+        flags=("nnodes", "node-rank", "master-addr", "master-port", "group-secret-file", "distributed-timeout-seconds"),
+    ).default(1)
 
     RULES: ClassVar = (
         Rule(
@@ -94,46 +78,33 @@ _IN_MEMORY_PER_SLOT = 4
 class AdapterSlots:
     """The slots for adapters, and how many adapters stay in host memory."""
 
-    max_rank: Annotated[
-        int,
-        Integer(
-            "Highest rank of an adapter. Each slot has room for this rank.",
-            minimum=1,
-            maximum=512,
-            flags=("max-lora-rank",),
-        ),
-    ] = 16
-    max_loaded: Annotated[
-        int,
-        Integer(
-            "Number of slots: the number of different adapters that one step can use. Requests for others wait for a "
-            "slot.",
-            minimum=1,
-            maximum=4096,
-            flags=("max-loras",),
-        ),
-    ] = 8
-    max_in_memory: Annotated[
-        int | None,
-        Integer(
-            "Number of adapters that stay in host memory. Others are read from disk again when a request needs them. "
-            "Default is 4 times maxLoaded.",
-            minimum=1,
-            maximum=65536,
-            flags=("max-cpu-loras",),
-        ),
-    ] = None
-    credentials_secret: Annotated[
-        str | None,
-        SecretReference(
-            "Secret in this namespace with the credentials for the sources of LLMAdapters. It may have the keys of "
-            "several kinds of sources: `token` for hf://, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
-            "AWS_REGION and AWS_ENDPOINT_URL for s3://. A store that a source names by ?endpoint= gets no credentials "
-            "unless it is AWS_ENDPOINT_URL. Replicas read the secret when they start. It is set here because a "
-            "running pod cannot get another secret.",
-            secret="Name of the secret.",
-        ),
-    ] = None
+    max_rank: int = Integer(
+        "Highest rank of an adapter. Each slot has room for this rank.",
+        minimum=1,
+        maximum=512,
+        flags=("max-lora-rank",),
+    ).default(16)
+    max_loaded: int = Integer(
+        "Number of slots: the number of different adapters that one step can use. Requests for others wait for a slot.",
+        minimum=1,
+        maximum=4096,
+        flags=("max-loras",),
+    ).default(8)
+    max_in_memory: int | None = Integer(
+        "Number of adapters that stay in host memory. Others are read from disk again when a request needs them. "
+        "Default is 4 times maxLoaded.",
+        minimum=1,
+        maximum=65536,
+        flags=("max-cpu-loras",),
+    ).default(None)
+    credentials_secret: str | None = SecretReference(
+        "Secret in this namespace with the credentials for the sources of LLMAdapters. It may have the keys of "
+        "several kinds of sources: `token` for hf://, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
+        "AWS_REGION and AWS_ENDPOINT_URL for s3://. A store that a source names by ?endpoint= gets no credentials "
+        "unless it is AWS_ENDPOINT_URL. Replicas read the secret when they start. It is set here because a "
+        "running pod cannot get another secret.",
+        secret="Name of the secret.",
+    ).default(None)
 
     RULES: ClassVar = (
         Rule(
@@ -226,7 +197,7 @@ class OptIn(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSecret:
-    name: Annotated[str, ObjectName("Name of the secret.")]
+    name: str = ObjectName("Name of the secret.").required()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,153 +241,96 @@ class Quantities(Kind):
 class KVCache:
     """The memory of the KV cache: a size, or without one a share of the GPU's memory, else of the pod's limit."""
 
-    memory_percent: Annotated[
-        int,
-        Integer(
-            "Percentage of memory for weights and KV cache together: of GPU memory on a GPU, otherwise of the pod's "
-            "memory limit. `quire up` divides the machine's RAM by maxReplicas instead.",
-            minimum=1,
-            maximum=100,
-            is_default_stored=False,
-            flags=("gpu-memory-utilization",),
-        ),
-    ] = 90
-    size_bytes: Annotated[
-        int | None,
-        ByteSize(
-            "Absolute size of the KV cache, such as 4Gi. It takes precedence over memoryPercent.",
-            flags=("kv-cache-memory-bytes",),
-        ),
-    ] = None
+    memory_percent: int = Integer(
+        "Percentage of memory for weights and KV cache together: of GPU memory on a GPU, otherwise of the pod's "
+        "memory limit. `quire up` divides the machine's RAM by maxReplicas instead.",
+        minimum=1,
+        maximum=100,
+        is_default_stored=False,
+        flags=("gpu-memory-utilization",),
+    ).default(90)
+    size_bytes: int | None = ByteSize(
+        "Absolute size of the KV cache, such as 4Gi. It takes precedence over memoryPercent.",
+        flags=("kv-cache-memory-bytes",),
+    ).default(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    image: Annotated[
-        str | None,
-        Text(
-            "Container image of the engine. Default is the image configured in the operator.",
-            min_length=1,
-            max_length=1024,
-        ),
-    ] = None
-    image_pull_policy: Annotated[
-        PullPolicy | None,
-        Choice(
-            "When nodes pull the image. Default is the policy configured in the operator (images.pullPolicy of the "
-            "chart)."
-        ),
-    ] = None
-    image_pull_secrets: Annotated[
-        tuple[PullSecret, ...],
-        SectionList(
-            "Secrets in this namespace used to pull the image.",
-            item="A reference to one secret.",
-            max_items=16,
-            keys=("name",),
-        ),
-    ] = ()
-    dtype: Annotated[
-        DType,
-        Choice(
-            "Data type of weights and activations. Auto selects the fastest type that the hardware supports well.",
-            flags=("dtype",),
-        ),
-    ] = DType.AUTO
-    block_size: Annotated[
-        int, Integer("Size of a KV cache block, in tokens.", choices=BLOCK_SIZES, flags=("block-size",))
-    ] = 16
-    max_sequences: Annotated[
-        int,
-        Integer(
-            "Maximum number of sequences computed in one step. Further requests wait.",
-            minimum=1,
-            flags=("max-num-seqs",),
-        ),
-    ] = 256
-    max_batched_tokens: Annotated[
-        int,
-        Integer(
-            "Maximum number of tokens computed in one step. Longer prompts are computed in chunks.",
-            minimum=1,
-            flags=("max-num-batched-tokens",),
-        ),
-    ] = 2048
-    max_model_length: Annotated[
-        int | None,
-        Integer(
-            "Maximum sequence length (prompt + output), in tokens. Default is the model's own limit.",
-            minimum=1,
-            flags=("max-model-len",),
-        ),
-    ] = None
-    kv_cache: Annotated[
-        KVCache, Section("Memory for the KV cache. Default is memoryPercent 90.", is_default_stored=False)
-    ] = KVCache()
-    prefix_caching: Annotated[
-        PrefixCaching,
-        Switch(
-            "Whether requests with a common prefix share its KV cache blocks.",
-            flags=("enable-prefix-caching", "no-enable-prefix-caching"),
-        ),
-    ] = PrefixCaching.ENABLED
-    resumable: Annotated[
-        Resumable,
-        OptIn(
-            "Whether the gateway continues a stream on another replica if its own dies or terminates. The gateway "
-            "keeps the request and the tokens until the stream ends. Useful with two or more replicas.",
-            flags=("resumable-streams",),
-        ),
-    ] = Resumable.DISABLED
-    scheduling_policy: Annotated[
-        SchedulingPolicy,
-        Choice(
-            "Order of waiting requests. FCFS serves them in order of arrival. Priority serves the lowest priority "
-            "value first. Fair serves the tenant (API key, of the engine or else of the gateway) that has received "
-            "the fewest tokens.",
-            flags=("scheduling-policy",),
-        ),
-    ] = SchedulingPolicy.FCFS
-    preemption: Annotated[
-        Preemption,
-        Choice(
-            "What happens to a running sequence when the KV cache is full. Recompute frees its blocks and computes "
-            "them again later. Swap moves them to swapSpace. Auto chooses the option with the lower measured cost.",
-            flags=("preemption-mode",),
-        ),
-    ] = Preemption.AUTO
-    swap_space_bytes: Annotated[
-        int,
-        ByteSize(
-            "Host memory for the blocks of preempted sequences, such as 4Gi. On a CPU it shares the memory of the KV "
-            "cache. Default is no swap space.",
-            minimum=0,
-            is_default_stored=False,
-            flags=("swap-space-bytes",),
-        ),
-    ] = 0
-    speculation: Annotated[
-        Speculation | None,
-        Section(
-            "Speculative decoding. Answers are the same as without it, and need fewer steps if they repeat "
-            "their prompt, or if a draft model predicts them."
-        ),
-    ] = None
-    adapters: Annotated[
-        AdapterSlots | None,
-        Section(
-            "Room for LoRA adapters, which LLMAdapters add and remove while replicas run. Without it, replicas serve "
-            "no adapters. For model families that quire implements itself.",
-            flags=("enable-lora", "no-enable-lora", "adapters-file"),
-        ),
-    ] = None
-    extra_args: Annotated[
-        tuple[str, ...],
-        Arguments(
-            "Additional engine flags; `quire-engine --flag-schema` lists them. Flags that quire sets itself are "
-            "rejected."
-        ),
-    ] = ()
+    image: str | None = Text(
+        "Container image of the engine. Default is the image configured in the operator.", min_length=1, max_length=1024
+    ).default(None)
+    image_pull_policy: PullPolicy | None = Choice(
+        "When nodes pull the image. Default is the policy configured in the operator (images.pullPolicy of the chart)."
+    ).default(None)
+    image_pull_secrets: tuple[PullSecret, ...] = SectionList(
+        "Secrets in this namespace used to pull the image.",
+        item="A reference to one secret.",
+        max_items=16,
+        keys=("name",),
+    ).default(())
+    dtype: DType = Choice(
+        "Data type of weights and activations. Auto selects the fastest type that the hardware supports well.",
+        flags=("dtype",),
+    ).default(DType.AUTO)
+    block_size: int = Integer(
+        "Size of a KV cache block, in tokens.", choices=BLOCK_SIZES, flags=("block-size",)
+    ).default(16)
+    max_sequences: int = Integer(
+        "Maximum number of sequences computed in one step. Further requests wait.", minimum=1, flags=("max-num-seqs",)
+    ).default(256)
+    max_batched_tokens: int = Integer(
+        "Maximum number of tokens computed in one step. Longer prompts are computed in chunks.",
+        minimum=1,
+        flags=("max-num-batched-tokens",),
+    ).default(2048)
+    max_model_length: int | None = Integer(
+        "Maximum sequence length (prompt + output), in tokens. Default is the model's own limit.",
+        minimum=1,
+        flags=("max-model-len",),
+    ).default(None)
+    kv_cache: KVCache = Section(
+        "Memory for the KV cache. Default is memoryPercent 90.", is_default_stored=False
+    ).default(KVCache())
+    prefix_caching: PrefixCaching = Switch(
+        "Whether requests with a common prefix share its KV cache blocks.",
+        flags=("enable-prefix-caching", "no-enable-prefix-caching"),
+    ).default(PrefixCaching.ENABLED)
+    resumable: Resumable = OptIn(
+        "Whether the gateway continues a stream on another replica if its own dies or terminates. The gateway "
+        "keeps the request and the tokens until the stream ends. Useful with two or more replicas.",
+        flags=("resumable-streams",),
+    ).default(Resumable.DISABLED)
+    scheduling_policy: SchedulingPolicy = Choice(
+        "Order of waiting requests. FCFS serves them in order of arrival. Priority serves the lowest priority "
+        "value first. Fair serves the tenant (API key, of the engine or else of the gateway) that has received "
+        "the fewest tokens.",
+        flags=("scheduling-policy",),
+    ).default(SchedulingPolicy.FCFS)
+    preemption: Preemption = Choice(
+        "What happens to a running sequence when the KV cache is full. Recompute frees its blocks and computes "
+        "them again later. Swap moves them to swapSpace. Auto chooses the option with the lower measured cost.",
+        flags=("preemption-mode",),
+    ).default(Preemption.AUTO)
+    swap_space_bytes: int = ByteSize(
+        "Host memory for the blocks of preempted sequences, such as 4Gi. On a CPU it shares the memory of the KV "
+        "cache. Default is no swap space.",
+        minimum=0,
+        is_default_stored=False,
+        flags=("swap-space-bytes",),
+    ).default(0)
+    speculation: Speculation | None = Section(
+        "Speculative decoding. Answers are the same as without it, and need fewer steps if they repeat "
+        "their prompt, or if a draft model predicts them."
+    ).default(None)
+    adapters: AdapterSlots | None = Section(
+        "Room for LoRA adapters, which LLMAdapters add and remove while replicas run. Without it, replicas serve "
+        "no adapters. For model families that quire implements itself.",
+        flags=("enable-lora", "no-enable-lora", "adapters-file"),
+    ).default(None)
+    extra_args: tuple[str, ...] = Arguments(
+        "Additional engine flags; `quire-engine --flag-schema` lists them. Flags that quire sets itself are rejected."
+    ).default(())
 
     RULES: ClassVar = (
         Rule(
@@ -484,12 +398,10 @@ _WITH_ANY = (
 class Resources:
     """The resources of the engine's container, with the quantities as the user wrote them."""
 
-    limits: Annotated[Mapping[str, str], Quantities("Maximum amount of each resource.", rules=_WHOLE_GPUS)] = field(
-        default_factory=dict
-    )
-    requests: Annotated[
-        Mapping[str, str], Quantities("Reserved amount of each resource. Default is the limit.", rules=_WHOLE_GPUS)
-    ] = field(default_factory=dict)
+    limits: Mapping[str, str] = Quantities("Maximum amount of each resource.", rules=_WHOLE_GPUS).default({})
+    requests: Mapping[str, str] = Quantities(
+        "Reserved amount of each resource. Default is the limit.", rules=_WHOLE_GPUS
+    ).default({})
 
     RULES: ClassVar = (
         Rule(

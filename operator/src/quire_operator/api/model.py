@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from quire_common.model_source import EXAMPLES, ClaimSource, FileSource, ImageSource, Source, expected, parse_source
 from quire_operator.api.field_kinds import Boolean, ByteSize, Choice, Integer, ObjectName, SecretReference, Text
@@ -113,34 +113,24 @@ def _only_with_size(name: str) -> Callable[[object, Fields], bool]:
 class ModelCache:
     """The claim that keeps downloads: an existing one, or one that is created for this deployment with a size."""
 
-    claim_name: Annotated[str | None, ObjectName("Name of an existing PersistentVolumeClaim in this namespace.")] = None
-    size_bytes: Annotated[
-        int | None,
-        ByteSize("Size of a claim that quire creates, such as 50Gi."),
-    ] = None
-    storage_class_name: Annotated[
-        str | None,
-        ObjectName("Storage class of the claim that quire creates. Default is the cluster's default class."),
-    ] = None
-    access_mode: Annotated[
-        AccessMode,
-        Choice(
-            "Access mode of the claim that quire creates. ReadWriteMany allows several nodes, if the storage class "
-            "supports it. With ReadWriteOnce (default), only one node mounts the claim. More than one replica and "
-            "strategy Canary are then refused, and a rollout stops the old replica first, unless "
-            "spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname.",
-            is_default_stored=False,
-        ),
-    ] = AccessMode.READ_WRITE_ONCE
-    retain: Annotated[
-        Retention,
-        Choice(
-            "What happens to the claim that quire creates when the LLMDeployment is deleted. Delete (default) deletes "
-            "it. Retain keeps it; an LLMDeployment of the same name uses it again. Retain also keeps it if "
-            "spec.model.cache is removed.",
-            is_default_stored=False,
-        ),
-    ] = Retention.DELETE
+    claim_name: str | None = ObjectName("Name of an existing PersistentVolumeClaim in this namespace.").default(None)
+    size_bytes: int | None = ByteSize("Size of a claim that quire creates, such as 50Gi.").default(None)
+    storage_class_name: str | None = ObjectName(
+        "Storage class of the claim that quire creates. Default is the cluster's default class."
+    ).default(None)
+    access_mode: AccessMode = Choice(
+        "Access mode of the claim that quire creates. ReadWriteMany allows several nodes, if the storage class "
+        "supports it. With ReadWriteOnce (default), only one node mounts the claim. More than one replica and "
+        "strategy Canary are then refused, and a rollout stops the old replica first, unless "
+        "spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname.",
+        is_default_stored=False,
+    ).default(AccessMode.READ_WRITE_ONCE)
+    retain: Retention = Choice(
+        "What happens to the claim that quire creates when the LLMDeployment is deleted. Delete (default) deletes "
+        "it. Retain keeps it; an LLMDeployment of the same name uses it again. Retain also keeps it if "
+        "spec.model.cache is removed.",
+        is_default_stored=False,
+    ).default(Retention.DELETE)
 
     RULES: ClassVar = (
         Rule(
@@ -167,45 +157,33 @@ class ModelCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    source: Annotated[
-        Source,
-        ModelSource(
-            "Location of the weights: hf://org/name@revision (Hugging Face Hub), s3://bucket/path (optionally with "
-            "?region= and &endpoint=), oci://registry/name:tag/path (an image that the kubelet mounts, and the path of "
-            "a folder inside it), pvc://claim/path, file:///path (a folder in the container) or file://./dir (relative "
-            "to /models in pods, and relative to the manifest with `quire up`).",
-            max_length=1024,
-            example=EXAMPLES,
-            flags=("model", "revision"),
-            rules=SOURCE_RULES,
-        ),
-    ]
-    served_name: Annotated[
-        str,
-        ServedName(
-            "Model name that clients send in the `model` field of a request. Default is metadata.name. If several "
-            "LLMDeployments behind one gateway use the same name, the oldest receives the requests.",
-            flags=("served-model-name",),
-        ),
-    ] = ""
-    credentials_secret: Annotated[
-        str | None,
-        SecretReference(
-            "Secret in this namespace with the credentials for the source. hf:// reads the key `token`. s3:// reads "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and optionally AWS_SESSION_TOKEN, AWS_REGION and "
-            "AWS_ENDPOINT_URL. oci:// needs a pull secret of type kubernetes.io/dockerconfigjson. Without a secret, "
-            "the pod's own identity is used.",
-            secret="Name of the secret.",
-        ),
-    ] = None
-    cache: Annotated[
-        ModelCache | None,
-        Section(
-            "Volume that stores downloaded weights, so that each claim is filled only once. Without it, each pod "
-            "downloads the weights itself; nodes keep the images of oci://.",
-            flags=("download-dir",),
-        ),
-    ] = None
+    source: Source = ModelSource(
+        "Location of the weights: hf://org/name@revision (Hugging Face Hub), s3://bucket/path (optionally with "
+        "?region= and &endpoint=), oci://registry/name:tag/path (an image that the kubelet mounts, and the path of "
+        "a folder inside it), pvc://claim/path, file:///path (a folder in the container) or file://./dir (relative "
+        "to /models in pods, and relative to the manifest with `quire up`).",
+        max_length=1024,
+        example=EXAMPLES,
+        flags=("model", "revision"),
+        rules=SOURCE_RULES,
+    ).required()
+    served_name: str = ServedName(
+        "Model name that clients send in the `model` field of a request. Default is metadata.name. If several "
+        "LLMDeployments behind one gateway use the same name, the oldest receives the requests.",
+        flags=("served-model-name",),
+    ).default("")
+    credentials_secret: str | None = SecretReference(
+        "Secret in this namespace with the credentials for the source. hf:// reads the key `token`. s3:// reads "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and optionally AWS_SESSION_TOKEN, AWS_REGION and "
+        "AWS_ENDPOINT_URL. oci:// needs a pull secret of type kubernetes.io/dockerconfigjson. Without a secret, "
+        "the pod's own identity is used.",
+        secret="Name of the secret.",
+    ).default(None)
+    cache: ModelCache | None = Section(
+        "Volume that stores downloaded weights, so that each claim is filled only once. Without it, each pod "
+        "downloads the weights itself; nodes keep the images of oci://.",
+        flags=("download-dir",),
+    ).default(None)
 
     RULES: ClassVar = (
         Rule(
@@ -243,26 +221,20 @@ class Method(Choice):
 class Draft:
     """The draft model; ``engine_args`` gets its path from the pod or from ``quire up``."""
 
-    source: Annotated[
-        Source,
-        ModelSource(
-            "Location of the draft model: a smaller model with the same tokenizer and vocabulary as spec.model and at "
-            "least the same context. The forms are those of spec.model.source. Downloads share the volume of "
-            "spec.model if it takes downloads, else each pod has a volume of its own.",
-            max_length=1024,
-            example=EXAMPLES,
-            flags=("spec-model",),
-            rules=SOURCE_RULES,
-        ),
-    ]
-    credentials_secret: Annotated[
-        str | None,
-        SecretReference(
-            "Secret in this namespace with the credentials for the source. Its keys are those of "
-            "spec.model.credentials, which is not used for the draft model.",
-            secret="Name of the secret.",
-        ),
-    ] = None
+    source: Source = ModelSource(
+        "Location of the draft model: a smaller model with the same tokenizer and vocabulary as spec.model and at "
+        "least the same context. The forms are those of spec.model.source. Downloads share the volume of "
+        "spec.model if it takes downloads, else each pod has a volume of its own.",
+        max_length=1024,
+        example=EXAMPLES,
+        flags=("spec-model",),
+        rules=SOURCE_RULES,
+    ).required()
+    credentials_secret: str | None = SecretReference(
+        "Secret in this namespace with the credentials for the source. Its keys are those of "
+        "spec.model.credentials, which is not used for the draft model.",
+        secret="Name of the secret.",
+    ).default(None)
 
 
 def _only_with_draft(name: str) -> Callable[["Speculation", Fields], bool]:
@@ -273,39 +245,29 @@ def _only_with_draft(name: str) -> Callable[["Speculation", Fields], bool]:
 class Speculation:
     """Speculative decoding: the engine proposes tokens, and verifies several of them in one step."""
 
-    method: Annotated[
-        SpeculationMethod,
-        Method(
-            "Source of the proposed tokens. NGram proposes what followed the most recent tokens where they occurred "
-            "before, in the prompt or the answer. DraftModel proposes the tokens of a smaller model (draft).",
-            flags=("spec-method", "speculative-config"),
-            example="NGram or DraftModel",
-            removed={"Eagle": "set method to DraftModel with a smaller model as draft.source, or to NGram"},
-        ),
-    ]
-    draft: Annotated[
-        Draft | None,
-        Section("The draft model of method DraftModel. Its weights and its share of the KV cache need memory."),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Integer(
-            "Maximum number of proposed tokens of a sequence that one step verifies, less than blockSize. The engine "
-            "verifies as many as the measured cost of steps allows. Default is 8.",
-            minimum=1,
-            maximum=127,
-            flags=("spec-tokens",),
-        ),
-    ] = None
-    required: Annotated[
-        bool,
-        Boolean(
-            "Whether replicas need the draft model. True (default) stops a replica whose draft model cannot be "
-            "fetched or used. False lets it serve without speculation.",
-            is_default_stored=False,
-            flags=("spec-required", "no-spec-required"),
-        ),
-    ] = True
+    method: SpeculationMethod = Method(
+        "Source of the proposed tokens. NGram proposes what followed the most recent tokens where they occurred "
+        "before, in the prompt or the answer. DraftModel proposes the tokens of a smaller model (draft).",
+        flags=("spec-method", "speculative-config"),
+        example="NGram or DraftModel",
+        removed={"Eagle": "set method to DraftModel with a smaller model as draft.source, or to NGram"},
+    ).required()
+    draft: Draft | None = Section(
+        "The draft model of method DraftModel. Its weights and its share of the KV cache need memory."
+    ).default(None)
+    max_tokens: int | None = Integer(
+        "Maximum number of proposed tokens of a sequence that one step verifies, less than blockSize. The engine "
+        "verifies as many as the measured cost of steps allows. Default is 8.",
+        minimum=1,
+        maximum=127,
+        flags=("spec-tokens",),
+    ).default(None)
+    required: bool = Boolean(
+        "Whether replicas need the draft model. True (default) stops a replica whose draft model cannot be "
+        "fetched or used. False lets it serve without speculation.",
+        is_default_stored=False,
+        flags=("spec-required", "no-spec-required"),
+    ).default(True)
 
     RULES: ClassVar = (
         Rule(

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from quire_common.contract.gateway import EQUAL_LOAD
 from quire_operator.api.field_kinds import Choice, CountOrPercent, Duration, Integer
@@ -70,58 +70,38 @@ class Percent(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryStep:
-    weight_percent: Annotated[
-        int,
-        Integer(
-            "Largest share of the requests that the canary gets in this step. It is lowered so that a replica of the "
-            "canary gets as many requests as a stable one.",
-            minimum=1,
-            maximum=_MAX_WEIGHT,
-            example="a whole number from 1 to 90",
-        ),
-    ]
-    duration_seconds: Annotated[
-        float,
-        Duration(
-            "Minimum time of this step. It lasts longer if there are fewer than minRequests requests.",
-            minimum=10.0,
-            maximum=30 * 86_400.0,
-            example='a duration such as "30m" or "72h"',
-        ),
-    ]
+    weight_percent: int = Integer(
+        "Largest share of the requests that the canary gets in this step. It is lowered so that a replica of the "
+        "canary gets as many requests as a stable one.",
+        minimum=1,
+        maximum=_MAX_WEIGHT,
+        example="a whole number from 1 to 90",
+    ).required()
+    duration_seconds: float = Duration(
+        "Minimum time of this step. It lasts longer if there are fewer than minRequests requests.",
+        minimum=10.0,
+        maximum=30 * 86_400.0,
+        example='a duration such as "30m" or "72h"',
+    ).required()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    metric: Annotated[
-        GateMetric,
-        Choice(
-            "What is compared: TimeToFirstToken and InterTokenLatency while a replica of the canary has the load of a "
-            "stable one, ErrorRate over all requests. "
-            "Answers repeats a sample of the requests with temperature 0 on both tracks and compares the tokens and "
-            "their logprobs: use it only where the gateway may keep prompts in memory for a moment.",
-            example="TimeToFirstToken, InterTokenLatency, ErrorRate or Answers",
-        ),
-    ]
-    percentile: Annotated[
-        int | None,
-        Integer("Percentile of a latency. Default is 95.", minimum=50, maximum=99),
-    ] = None
-    max_increase_percent: Annotated[
-        int | None,
-        Integer(
-            "By how much the canary's latency may exceed the stable revision's. Default is 15.",
-            minimum=1,
-            maximum=1000,
-        ),
-    ] = None
-    max_percent: Annotated[
-        float | None,
-        Percent(
-            "ErrorRate: the error rate that the canary may have; a higher rate of the stable revision is its limit "
-            'instead. Default is "0.5". Answers: the share of compared answers that may differ. Default is 1.',
-        ),
-    ] = None
+    metric: GateMetric = Choice(
+        "What is compared: TimeToFirstToken and InterTokenLatency while a replica of the canary has the load of a "
+        "stable one, ErrorRate over all requests. "
+        "Answers repeats a sample of the requests with temperature 0 on both tracks and compares the tokens and "
+        "their logprobs: use it only where the gateway may keep prompts in memory for a moment.",
+        example="TimeToFirstToken, InterTokenLatency, ErrorRate or Answers",
+    ).required()
+    percentile: int | None = Integer("Percentile of a latency. Default is 95.", minimum=50, maximum=99).default(None)
+    max_increase_percent: int | None = Integer(
+        "By how much the canary's latency may exceed the stable revision's. Default is 15.", minimum=1, maximum=1000
+    ).default(None)
+    max_percent: float | None = Percent(
+        "ErrorRate: the error rate that the canary may have; a higher rate of the stable revision is its limit "
+        'instead. Default is "0.5". Answers: the share of compared answers that may differ. Default is 1.'
+    ).default(None)
 
     RULES: ClassVar = (
         Rule(
@@ -167,74 +147,53 @@ DEFAULT_GATES = tuple(Gate(metric=metric) for metric in GateMetric if metric is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    steps: Annotated[
-        tuple[CanaryStep, ...],
-        SectionList(
-            "Rising shares of the requests for the canary. After the last step it is promoted. Default is 10, 25 and "
-            "50 %, 10 minutes each.",
-            item="A step.",
-            min_items=1,
-            max_items=_MAX_STEPS,
-            is_default_stored=False,
-            rules=(
-                Rule(
-                    cel="self.map(step, step.weightPercent).isSorted() "
-                    "&& self.all(step, self.filter(other, other.weightPercent == step.weightPercent).size() == 1)",
-                    message="the weights must rise from step to step",
-                ),
+    steps: tuple[CanaryStep, ...] = SectionList(
+        "Rising shares of the requests for the canary. After the last step it is promoted. Default is 10, 25 and "
+        "50 %, 10 minutes each.",
+        item="A step.",
+        min_items=1,
+        max_items=_MAX_STEPS,
+        is_default_stored=False,
+        rules=(
+            Rule(
+                cel="self.map(step, step.weightPercent).isSorted() "
+                "&& self.all(step, self.filter(other, other.weightPercent == step.weightPercent).size() == 1)",
+                message="the weights must rise from step to step",
             ),
         ),
-    ] = DEFAULT_STEPS
-    gates: Annotated[
-        tuple[Gate, ...],
-        SectionList(
-            "The comparisons with the stable revision that the canary must pass. Default is TimeToFirstToken p95 and "
-            "InterTokenLatency p95 within 15 %, and an ErrorRate of at most 0.5 %.",
-            item="A gate.",
-            min_items=1,
-            max_items=_MAX_GATES,
-            is_default_stored=False,
-        ),
-    ] = DEFAULT_GATES
-    min_requests: Annotated[
-        int,
-        Integer(
-            "Number of requests of the canary before a gate can pass or a latency can fail; for a latency, those at "
-            "equal load per replica count. Restarts and failed starts of its replicas, requests without an answer, and "
-            "an error rate far above its limit fail the canary earlier.",
-            minimum=50,
-            maximum=1_000_000,
-        ),
-    ] = 500
-    max_requests: Annotated[
-        int | None,
-        Integer(
-            "Number of requests of the canary from which, at the end of the last step, onInconclusive decides about "
-            "gates without a certain verdict. Default is 40 times minRequests.",
-            minimum=50,
-            maximum=100_000_000,
-        ),
-    ] = None
-    on_inconclusive: Annotated[
-        OnInconclusive,
-        Choice(
-            "Estimate passes a gate whose figure is within the limit, though not with certainty, and fails it "
-            "otherwise. Fail and Pass decide without the figure.",
-        ),
-    ] = OnInconclusive.ESTIMATE
-    answer_sample_percent: Annotated[
-        float | None,
-        Percent(
-            "Share of the requests with temperature 0 that a gate with metric Answers repeats on both tracks. Default "
-            "is 10.",
-        ),
-    ] = None
-    on_failure: Annotated[
-        OnFailure,
-        Choice(
-            "Rollback removes a canary that fails. Pause stops its requests and keeps its replicas for inspection.",
-        ),
-    ] = OnFailure.ROLLBACK
+    ).default(DEFAULT_STEPS)
+    gates: tuple[Gate, ...] = SectionList(
+        "The comparisons with the stable revision that the canary must pass. Default is TimeToFirstToken p95 and "
+        "InterTokenLatency p95 within 15 %, and an ErrorRate of at most 0.5 %.",
+        item="A gate.",
+        min_items=1,
+        max_items=_MAX_GATES,
+        is_default_stored=False,
+    ).default(DEFAULT_GATES)
+    min_requests: int = Integer(
+        "Number of requests of the canary before a gate can pass or a latency can fail; for a latency, those at "
+        "equal load per replica count. Restarts and failed starts of its replicas, requests without an answer, and "
+        "an error rate far above its limit fail the canary earlier.",
+        minimum=50,
+        maximum=1_000_000,
+    ).default(500)
+    max_requests: int | None = Integer(
+        "Number of requests of the canary from which, at the end of the last step, onInconclusive decides about "
+        "gates without a certain verdict. Default is 40 times minRequests.",
+        minimum=50,
+        maximum=100_000_000,
+    ).default(None)
+    on_inconclusive: OnInconclusive = Choice(
+        "Estimate passes a gate whose figure is within the limit, though not with certainty, and fails it "
+        "otherwise. Fail and Pass decide without the figure."
+    ).default(OnInconclusive.ESTIMATE)
+    answer_sample_percent: float | None = Percent(
+        "Share of the requests with temperature 0 that a gate with metric Answers repeats on both tracks. Default "
+        "is 10."
+    ).default(None)
+    on_failure: OnFailure = Choice(
+        "Rollback removes a canary that fails. Pause stops its requests and keeps its replicas for inspection."
+    ).default(OnFailure.ROLLBACK)
 
     RULES: ClassVar = (
         Rule(
@@ -306,52 +265,36 @@ class RolloutStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    strategy: Annotated[
-        RolloutStrategy,
-        Choice(
-            "RollingUpdate replaces replicas step by step. Recreate stops all replicas before it starts new ones, for "
-            "clusters without a spare GPU. Canary gives a changed spec a share of the requests first, compares it with "
-            "the stable revision, and then promotes it by a rolling update or rolls it back."
-        ),
-    ] = RolloutStrategy.ROLLING_UPDATE
-    max_surge: Annotated[
-        int | str,
-        CountOrPercent(
-            "Maximum number of extra replicas during a rollout, or a percentage, which is rounded up. Default is 1; 0 "
-            "needs no spare GPU.",
-            is_default_stored=False,
-        ),
-    ] = 1
-    max_unavailable: Annotated[
-        int | str,
-        CountOrPercent(
-            "Maximum number of unavailable replicas during a rollout, or a percentage, which is rounded down. If the "
-            "result and maxSurge are 0, one replica may be unavailable. Default is 0.",
-            is_default_stored=False,
-        ),
-    ] = 0
-    progress_deadline_seconds: Annotated[
-        float | None,
-        Duration(
-            "Maximum time between two replicas becoming ready during a rollout. After that, the rollout has failed: no "
-            "further replica is replaced, and the replicas of the previous revision stay. Default is the start-up "
-            "limit of the model (40m, or 1h40m if it is downloaded).",
-            minimum=10.0,
-        ),
-    ] = None
-    windows: Annotated[
-        None,
-        Removed(
-            "Removed: rollouts start at once. To choose the time, set spec.paused to true, and to false when replicas "
-            "may be replaced.",
-            type="array",
-        ),
-    ] = None
+    strategy: RolloutStrategy = Choice(
+        "RollingUpdate replaces replicas step by step. Recreate stops all replicas before it starts new ones, for "
+        "clusters without a spare GPU. Canary gives a changed spec a share of the requests first, compares it with "
+        "the stable revision, and then promotes it by a rolling update or rolls it back."
+    ).default(RolloutStrategy.ROLLING_UPDATE)
+    max_surge: int | str = CountOrPercent(
+        "Maximum number of extra replicas during a rollout, or a percentage, which is rounded up. Default is 1; 0 "
+        "needs no spare GPU.",
+        is_default_stored=False,
+    ).default(1)
+    max_unavailable: int | str = CountOrPercent(
+        "Maximum number of unavailable replicas during a rollout, or a percentage, which is rounded down. If the "
+        "result and maxSurge are 0, one replica may be unavailable. Default is 0.",
+        is_default_stored=False,
+    ).default(0)
+    progress_deadline_seconds: float | None = Duration(
+        "Maximum time between two replicas becoming ready during a rollout. After that, the rollout has failed: no "
+        "further replica is replaced, and the replicas of the previous revision stay. Default is the start-up "
+        "limit of the model (40m, or 1h40m if it is downloaded).",
+        minimum=10.0,
+    ).default(None)
+    windows: None = Removed(
+        "Removed: rollouts start at once. To choose the time, set spec.paused to true, and to false when replicas "
+        "may be replaced.",
+        type="array",
+    ).default(None)
 
-    canary: Annotated[
-        Canary | None,
-        Section("The steps and gates of strategy Canary. Without this section, the defaults apply."),
-    ] = None
+    canary: Canary | None = Section(
+        "The steps and gates of strategy Canary. Without this section, the defaults apply."
+    ).default(None)
 
     RULES: ClassVar = (
         Rule(
@@ -393,11 +336,8 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    timeout_seconds: Annotated[
-        float,
-        Duration(
-            "Maximum time for a stopping replica to finish its streaming responses.",
-            maximum=3600.0,
-            flags=("drain-timeout",),
-        ),
-    ] = 120.0
+    timeout_seconds: float = Duration(
+        "Maximum time for a stopping replica to finish its streaming responses.",
+        maximum=3600.0,
+        flags=("drain-timeout",),
+    ).default(120.0)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Annotated, ClassVar
+from typing import ClassVar
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -58,38 +58,28 @@ def _time_zone_problem(text: str) -> str | None:
 class RecurringWindow:
     """Windows that start whenever ``cron`` says so, and are open for ``duration_seconds`` each."""
 
-    cron: Annotated[
-        str,
-        Text(
-            "When windows open: a cron expression with five fields, such as 0 8 * * 1-5 for 8:00 from Monday to "
-            "Friday.",
-            max_length=100,
-            check=_cron_problem,
-            rules=(
-                Rule(
-                    cel="self.matches('^ *[^ ]+( +[^ ]+){4} *$')",
-                    message='must be a cron expression of five fields such as "0 8 * * 1-5"',
-                ),
+    cron: str = Text(
+        "When windows open: a cron expression with five fields, such as 0 8 * * 1-5 for 8:00 from Monday to Friday.",
+        max_length=100,
+        check=_cron_problem,
+        rules=(
+            Rule(
+                cel="self.matches('^ *[^ ]+( +[^ ]+){4} *$')",
+                message='must be a cron expression of five fields such as "0 8 * * 1-5"',
             ),
         ),
-    ]
-    time_zone: Annotated[
-        str,
-        Text(
-            "Time zone of the cron expression, by its name in the IANA database.",
-            min_length=1,
-            max_length=64,
-            check=_time_zone_problem,
-        ),
-    ] = "UTC"
-    duration_seconds: Annotated[
-        float,
-        Duration(
-            "How long a window is open. It may be at most the time between two openings.",
-            minimum=60.0,
-            maximum=_MAX_SECONDS,
-        ),
-    ]
+    ).required()
+    time_zone: str = Text(
+        "Time zone of the cron expression, by its name in the IANA database.",
+        min_length=1,
+        max_length=64,
+        check=_time_zone_problem,
+    ).default("UTC")
+    duration_seconds: float = Duration(
+        "How long a window is open. It may be at most the time between two openings.",
+        minimum=60.0,
+        maximum=_MAX_SECONDS,
+    ).required()
 
     def check(self, document: Fields) -> None:
         """Note a window that never opens, or that is still open when it opens again."""
@@ -156,75 +146,57 @@ _PERCENTILE = Integer("Percentage of requests that must meet the threshold.", mi
 class LatencyTarget:
     """The share of first tokens that wait at most ``threshold_seconds`` beyond their own prefill."""
 
-    percentile: Annotated[int, _PERCENTILE] = 95
-    threshold_seconds: Annotated[float, Duration("Maximum waiting time.", minimum=0.001, maximum=3600.0)] = 1.0
+    percentile: int = _PERCENTILE.default(95)
+    threshold_seconds: float = Duration("Maximum waiting time.", minimum=0.001, maximum=3600.0).default(1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenTarget:
     """The share of first tokens that come within ``threshold_seconds`` after their request."""
 
-    percentile: Annotated[int, _PERCENTILE] = 95
-    threshold_seconds: Annotated[
-        float, Duration("Maximum time from the arrival of a request to its first token.", minimum=0.001, maximum=3600.0)
-    ]
+    percentile: int = _PERCENTILE.default(95)
+    threshold_seconds: float = Duration(
+        "Maximum time from the arrival of a request to its first token.", minimum=0.001, maximum=3600.0
+    ).required()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGapTarget:
     """The share of tokens that follow the one before within ``threshold_seconds``."""
 
-    percentile: Annotated[int, Integer("Percentage of tokens that must meet the threshold.", minimum=1, maximum=99)] = (
-        95
-    )
-    threshold_seconds: Annotated[
-        float, Duration("Maximum time between two tokens of an answer.", minimum=0.001, maximum=60.0)
-    ]
+    percentile: int = Integer("Percentage of tokens that must meet the threshold.", minimum=1, maximum=99).default(95)
+    threshold_seconds: float = Duration(
+        "Maximum time between two tokens of an answer.", minimum=0.001, maximum=60.0
+    ).required()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingTargets:
     """The maximum load of one replica. Queue and KV bound the demand from below where a person sets them."""
 
-    queue_depth: Annotated[
-        int | None,
-        Integer(
-            "Target number of waiting requests per replica. If unset, only the measured demand is used.", minimum=1
-        ),
-    ] = None
-    kv_usage_percent: Annotated[
-        int | None,
-        Integer(
-            "Target KV cache usage per replica, in percent. If unset, only the measured demand is used.",
-            minimum=1,
-            maximum=100,
-        ),
-    ] = None
-    first_token_wait: Annotated[
-        LatencyTarget | None,
-        Section(
-            "Target for the time that a request waits before its first token, in addition to the computation of its "
-            "own prompt. More replicas always shorten it. Default is 1s for 95 %."
-        ),
-    ] = None
-    total_time_to_first_token: Annotated[
-        FirstTokenTarget | None,
-        Section(
-            "Target for the whole time to the first token, with the computation of the prompt. Replicas are added only "
-            "while they help: none of them computes a single prompt faster."
-        ),
-    ] = None
-    inter_token_latency: Annotated[
-        TokenGapTarget | None,
-        Section(
-            "Target for the time between tokens. It limits how many requests a replica runs at once. Replicas are "
-            "added only while they help."
-        ),
-    ] = None
-    time_to_first_token: Annotated[
-        LatencyTarget | None,
-        Section("Deprecated name of firstTokenWait. If both are set, firstTokenWait applies."),
-    ] = None
+    queue_depth: int | None = Integer(
+        "Target number of waiting requests per replica. If unset, only the measured demand is used.", minimum=1
+    ).default(None)
+    kv_usage_percent: int | None = Integer(
+        "Target KV cache usage per replica, in percent. If unset, only the measured demand is used.",
+        minimum=1,
+        maximum=100,
+    ).default(None)
+    first_token_wait: LatencyTarget | None = Section(
+        "Target for the time that a request waits before its first token, in addition to the computation of its "
+        "own prompt. More replicas always shorten it. Default is 1s for 95 %."
+    ).default(None)
+    total_time_to_first_token: FirstTokenTarget | None = Section(
+        "Target for the whole time to the first token, with the computation of the prompt. Replicas are added only "
+        "while they help: none of them computes a single prompt faster."
+    ).default(None)
+    inter_token_latency: TokenGapTarget | None = Section(
+        "Target for the time between tokens. It limits how many requests a replica runs at once. Replicas are "
+        "added only while they help."
+    ).default(None)
+    time_to_first_token: LatencyTarget | None = Section(
+        "Deprecated name of firstTokenWait. If both are set, firstTokenWait applies."
+    ).default(None)
 
     @property
     def wait(self) -> LatencyTarget:
@@ -250,46 +222,35 @@ class MetricsSource(StrEnum):
 class ScaleToZero:
     """The removal of the last replica and the wait for the first one; used if ``min_replicas`` is 0."""
 
-    after_seconds: Annotated[
-        float,
-        Duration(
-            "Time without requests before the last replica is removed, for models that start slowly. It is at least "
-            "scaleDown.window.",
-            is_default_stored=False,
-        ),
-    ] = 0.0
-    hold_timeout_seconds: Annotated[
-        float | None,
-        Duration(
-            "Maximum time that the gateway holds a request until a replica is ready. Default follows the measured "
-            "start-up time of this model.",
-            minimum=1.0,
-            maximum=3600.0,
-        ),
-    ] = None
-    max_held: Annotated[
-        int | None,
-        Integer(
-            "Maximum number of requests for this model that one gateway holds. Default is the gateway's own limit for "
-            "all models.",
-            minimum=1,
-            maximum=100_000,
-        ),
-    ] = None
+    after_seconds: float = Duration(
+        "Time without requests before the last replica is removed, for models that start slowly. It is at least "
+        "scaleDown.window.",
+        is_default_stored=False,
+    ).default(0.0)
+    hold_timeout_seconds: float | None = Duration(
+        "Maximum time that the gateway holds a request until a replica is ready. Default follows the measured "
+        "start-up time of this model.",
+        minimum=1.0,
+        maximum=3600.0,
+    ).default(None)
+    max_held: int | None = Integer(
+        "Maximum number of requests for this model that one gateway holds. Default is the gateway's own limit for "
+        "all models.",
+        minimum=1,
+        maximum=100_000,
+    ).default(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule(RecurringWindow):
     """Other bounds while a window is open; None is the bound of autoscaling."""
 
-    min_replicas: Annotated[
-        int | None,
-        Integer("Minimum number of replicas while the window is open. Default is autoscaling.minReplicas."),
-    ] = None
-    max_replicas: Annotated[
-        int | None,
-        Integer("Maximum number of replicas while the window is open. Default is autoscaling.maxReplicas.", minimum=1),
-    ] = None
+    min_replicas: int | None = Integer(
+        "Minimum number of replicas while the window is open. Default is autoscaling.minReplicas."
+    ).default(None)
+    max_replicas: int | None = Integer(
+        "Maximum number of replicas while the window is open. Default is autoscaling.maxReplicas.", minimum=1
+    ).default(None)
 
     RULES: ClassVar = (
         Rule(
@@ -303,62 +264,41 @@ class Schedule(RecurringWindow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
-    mode: Annotated[
-        AutoscalingMode, Choice("Enforce applies scaling decisions. Recommend only records and explains them.")
-    ] = AutoscalingMode.ENFORCE
-    min_replicas: Annotated[
-        int,
-        Integer(
-            "Minimum number of replicas. With 0, an idle deployment has no replicas; the gateway queues the first "
-            "requests until a replica is ready."
-        ),
-    ] = 1
-    max_replicas: Annotated[int, Integer("Maximum number of replicas.", minimum=1)]
-    metrics_source: Annotated[
-        MetricsSource | None,
-        Choice(
-            "Source of the engine metrics. Pods scrapes the replicas directly. Default is Prometheus if the operator "
-            "has a Prometheus address, otherwise Pods."
-        ),
-    ] = None
-    targets: Annotated[
-        ScalingTargets,
-        Section(
-            "Maximum load per replica. The target that requires the most replicas determines the result.",
-            is_default_stored=False,
-        ),
-    ] = ScalingTargets()
-    scale_to_zero: Annotated[
-        ScaleToZero,
-        Section(
-            "How the last replica is removed, and how requests wait for the first one. Used while minReplicas is 0.",
-            is_default_stored=False,
-        ),
-    ] = ScaleToZero()
-    scale_up: Annotated[
-        ScaleUp,
-        StepsSection("Scale-up limits. Each period allows the larger of maxPercent and maxStep.", section=ScaleUpSteps),
-    ] = ScaleUpSteps().limits
-    scale_down: Annotated[ScaleDown, StepsSection("Scale-down limits.", section=ScaleDownSteps)] = (
-        ScaleDownSteps().limits
-    )
-    behavior: Annotated[
-        Behavior,
-        Section(
-            "The limits of scaleUp and scaleDown in the form of a HorizontalPodAutoscaler, whose defaults then apply. "
-            "Each direction is set either here or in scaleUp and scaleDown.",
-            is_default_stored=False,
-        ),
-    ] = Behavior()
-    schedules: Annotated[
-        tuple[Schedule, ...],
-        SectionList(
-            "Other bounds at recurring times. If several windows are open, the first schedule in the list wins. "
-            "Replicas for a higher minimum start early enough to be ready when the window opens.",
-            item="Bounds that replace those of autoscaling while a window is open.",
-            max_items=_MAX_SCHEDULES,
-        ),
-    ] = ()
+    mode: AutoscalingMode = Choice(
+        "Enforce applies scaling decisions. Recommend only records and explains them."
+    ).default(AutoscalingMode.ENFORCE)
+    min_replicas: int = Integer(
+        "Minimum number of replicas. With 0, an idle deployment has no replicas; the gateway queues the first "
+        "requests until a replica is ready."
+    ).default(1)
+    max_replicas: int = Integer("Maximum number of replicas.", minimum=1).required()
+    metrics_source: MetricsSource | None = Choice(
+        "Source of the engine metrics. Pods scrapes the replicas directly. Default is Prometheus if the operator "
+        "has a Prometheus address, otherwise Pods."
+    ).default(None)
+    targets: ScalingTargets = Section(
+        "Maximum load per replica. The target that requires the most replicas determines the result.",
+        is_default_stored=False,
+    ).default(ScalingTargets())
+    scale_to_zero: ScaleToZero = Section(
+        "How the last replica is removed, and how requests wait for the first one. Used while minReplicas is 0.",
+        is_default_stored=False,
+    ).default(ScaleToZero())
+    scale_up: ScaleUp = StepsSection(
+        "Scale-up limits. Each period allows the larger of maxPercent and maxStep.", section=ScaleUpSteps
+    ).default(ScaleUpSteps().limits)
+    scale_down: ScaleDown = StepsSection("Scale-down limits.", section=ScaleDownSteps).default(ScaleDownSteps().limits)
+    behavior: Behavior = Section(
+        "The limits of scaleUp and scaleDown in the form of a HorizontalPodAutoscaler, whose defaults then apply. "
+        "Each direction is set either here or in scaleUp and scaleDown.",
+        is_default_stored=False,
+    ).default(Behavior())
+    schedules: tuple[Schedule, ...] = SectionList(
+        "Other bounds at recurring times. If several windows are open, the first schedule in the list wins. "
+        "Replicas for a higher minimum start early enough to be ready when the window opens.",
+        item="Bounds that replace those of autoscaling while a window is open.",
+        max_items=_MAX_SCHEDULES,
+    ).default(())
 
     RULES: ClassVar = (
         Rule(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from quire_common.quantities import format_duration
 from quire_operator.api.field_kinds import Choice, Duration, Integer
@@ -28,9 +28,9 @@ class SelectPolicy(StrEnum):
 class StepPolicy:
     """At most ``value`` replicas, or ``value`` percent of them, in each period."""
 
-    type: Annotated[PolicyType, Choice("Pods counts replicas. Percent is a share of the existing replicas.")]
-    value: Annotated[int, Integer("Maximum change in one period.", minimum=1)]
-    period_seconds: Annotated[float, Integer("Length of the period.", minimum=1, maximum=1800)]
+    type: PolicyType = Choice("Pods counts replicas. Percent is a share of the existing replicas.").required()
+    value: int = Integer("Maximum change in one period.", minimum=1).required()
+    period_seconds: float = Integer("Length of the period.", minimum=1, maximum=1800).required()
 
 
 def _policies(values: Iterable[tuple[PolicyType, int]], period_seconds: float) -> tuple[StepPolicy, ...]:
@@ -83,19 +83,16 @@ class StepLimits:
 class ScaleUp(StepLimits):
     """The limits on the way up, with the defaults of an HPA. They do not apply to the first replica."""
 
-    window_seconds: Annotated[
-        float,
-        Integer(
-            "How long a higher demand must persist before replicas change. Default is 0.",
-            maximum=3600,
-            name="stabilizationWindowSeconds",
-            is_default_stored=False,
-        ),
-    ] = 0.0
-    policies: Annotated[
-        tuple[StepPolicy, ...], _Policies("Limits per period. Default is 4 Pods and 100 Percent, each per 15 seconds.")
-    ] = _policies(((PolicyType.PODS, 4), (PolicyType.PERCENT, 100)), 15.0)
-    select: Annotated[SelectPolicy, _SELECT] = SelectPolicy.MAX
+    window_seconds: float = Integer(
+        "How long a higher demand must persist before replicas change. Default is 0.",
+        maximum=3600,
+        name="stabilizationWindowSeconds",
+        is_default_stored=False,
+    ).default(0.0)
+    policies: tuple[StepPolicy, ...] = _Policies(
+        "Limits per period. Default is 4 Pods and 100 Percent, each per 15 seconds."
+    ).default(_policies(((PolicyType.PODS, 4), (PolicyType.PERCENT, 100)), 15.0))
+    select: SelectPolicy = _SELECT.default(SelectPolicy.MAX)
 
     @classmethod
     def steps(cls, *, window_seconds: float, max_percent: int, max_step: int, period_seconds: float) -> "ScaleUp":
@@ -108,19 +105,16 @@ class ScaleUp(StepLimits):
 class ScaleDown(StepLimits):
     """The limits on the way down, with the defaults of an HPA."""
 
-    window_seconds: Annotated[
-        float,
-        Integer(
-            "How long a lower demand must persist before replicas change. Default is 300.",
-            maximum=3600,
-            name="stabilizationWindowSeconds",
-            is_default_stored=False,
-        ),
-    ] = 300.0
-    policies: Annotated[
-        tuple[StepPolicy, ...], _Policies("Limits per period. Default is 100 Percent per 15 seconds.")
-    ] = _policies(((PolicyType.PERCENT, 100),), 15.0)
-    select: Annotated[SelectPolicy, _SELECT] = SelectPolicy.MAX
+    window_seconds: float = Integer(
+        "How long a lower demand must persist before replicas change. Default is 300.",
+        maximum=3600,
+        name="stabilizationWindowSeconds",
+        is_default_stored=False,
+    ).default(300.0)
+    policies: tuple[StepPolicy, ...] = _Policies("Limits per period. Default is 100 Percent per 15 seconds.").default(
+        _policies(((PolicyType.PERCENT, 100),), 15.0)
+    )
+    select: SelectPolicy = _SELECT.default(SelectPolicy.MAX)
 
     @classmethod
     def steps(cls, *, window_seconds: float, max_step: int, period_seconds: float) -> "ScaleDown":
@@ -136,15 +130,12 @@ class ScaleDown(StepLimits):
 class ScaleUpSteps:
     """In each period at most the larger of ``max_percent`` of the replicas and ``max_step``."""
 
-    window_seconds: Annotated[float, Duration("How long the higher demand must persist before replicas are added.")] = (
-        0.0
-    )
-    max_percent: Annotated[
-        int,
-        Integer("Maximum number of replicas added per period, as a percentage of the existing replicas."),
-    ] = 100
-    max_step: Annotated[int, Integer("Maximum number of replicas added per period.")] = 4
-    period_seconds: Annotated[float, Duration("Length of the period for maxPercent and maxStep.", minimum=1.0)] = 15.0
+    window_seconds: float = Duration("How long the higher demand must persist before replicas are added.").default(0.0)
+    max_percent: int = Integer(
+        "Maximum number of replicas added per period, as a percentage of the existing replicas."
+    ).default(100)
+    max_step: int = Integer("Maximum number of replicas added per period.").default(4)
+    period_seconds: float = Duration("Length of the period for maxPercent and maxStep.", minimum=1.0).default(15.0)
 
     RULES: ClassVar = (
         Rule(
@@ -169,11 +160,11 @@ class ScaleUpSteps:
 class ScaleDownSteps:
     """At most ``max_step`` in each period, and only if the need of the whole window fits."""
 
-    window_seconds: Annotated[
-        float, Duration("How long the lower demand must persist before replicas are removed.")
-    ] = 300.0
-    max_step: Annotated[int, Integer("Maximum number of replicas removed per period. 0 disables scale-down.")] = 1
-    period_seconds: Annotated[float, Duration("Length of the period for maxStep.", minimum=1.0)] = 60.0
+    window_seconds: float = Duration("How long the lower demand must persist before replicas are removed.").default(
+        300.0
+    )
+    max_step: int = Integer("Maximum number of replicas removed per period. 0 disables scale-down.").default(1)
+    period_seconds: float = Duration("Length of the period for maxStep.", minimum=1.0).default(60.0)
 
     @property
     def limits(self) -> ScaleDown:
@@ -199,5 +190,5 @@ class StepsSection(Section):
 class Behavior:
     """The ``behavior`` of an HPA."""
 
-    scale_up: Annotated[ScaleUp | None, Section("Limits of scale-up, in place of autoscaling.scaleUp.")] = None
-    scale_down: Annotated[ScaleDown | None, Section("Limits of scale-down, in place of autoscaling.scaleDown.")] = None
+    scale_up: ScaleUp | None = Section("Limits of scale-up, in place of autoscaling.scaleUp.").default(None)
+    scale_down: ScaleDown | None = Section("Limits of scale-down, in place of autoscaling.scaleDown.").default(None)

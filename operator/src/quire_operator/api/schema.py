@@ -1,9 +1,9 @@
 """The declaration of the resource's fields: schema, reading and engine flags of a field follow from one line.
 
-A section of the resource is a dataclass. Each of its fields is annotated with a kind and has the default of the
-resource; its name in YAML is the attribute's, without a unit and in camel case::
+A section of the resource is a dataclass. Each of its fields has a kind and the default of the resource; its name in
+YAML is the attribute's, without a unit and in camel case::
 
-    max_sequences: Annotated[int, Integer("Maximum number of sequences.", minimum=1, flags=("max-num-seqs",))] = 256
+    max_sequences: int = Integer("Maximum number of sequences.", minimum=1, flags=("max-num-seqs",)).default(256)
 
 ``section_schema`` returns the OpenAPI schema of a section for the CRD (``make generate``), ``read_section`` reads one
 from a document, and ``flag_owners`` lists the engine flags that its fields set. A ``Rule`` over several fields is one
@@ -20,6 +20,7 @@ from quire_operator.api.fields import Fields, Problem
 
 JSON = dict[str, Any]
 S = TypeVar("S")
+_KIND = "kind"
 
 
 @runtime_checkable
@@ -69,6 +70,16 @@ class Kind:
     """In YAML, if it does not follow from the attribute."""
     example: str = ""
     """The accepted form, for the message that a required field is missing."""
+
+    def default(self, value: Any) -> Any:
+        """Return the dataclass field of this kind with a default."""
+        if isinstance(value, dict):
+            return field(default_factory=value.copy, metadata={_KIND: self})
+        return field(default=value, metadata={_KIND: self})
+
+    def required(self) -> Any:
+        """Return the dataclass field of this kind without a default."""
+        return field(metadata={_KIND: self})
 
     @property
     def placeholder(self) -> Any:
@@ -127,13 +138,13 @@ class Declared:
 @cache
 def declared(section: type) -> tuple[Declared, ...]:
     """Return the declared fields of a section in their order; others, such as the name of an object, are left out."""
-    hints = get_type_hints(section, include_extras=True)
+    hints = get_type_hints(section)
     found: list[Declared] = []
     for member in fields(section):
-        annotated, *metadata = get_args(hints[member.name]) or (None,)
-        kind = next((part for part in metadata if isinstance(part, Kind)), None)
+        kind = member.metadata.get(_KIND)
         if kind is not None:
-            value_type = next((part for part in get_args(annotated) if part is not type(None)), annotated)
+            hint = hints[member.name]
+            value_type = next((part for part in get_args(hint) if part is not type(None)), hint)
             first, *others = member.name.removesuffix(kind.unit).split("_")
             name = kind.name or first + "".join(word.capitalize() for word in others)
             default = member.default if member.default_factory is MISSING else member.default_factory()
