@@ -196,11 +196,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an image of half a digest": (model(source="oci://registry.example/llama@sha256:ab"), "model.source", IMAGE),
     "a file of another host": (model(source="file://host/folder"), "model.source", SOURCE),
     "a name with a space": (model(servedName="my model"), "model.servedName", "must start and end with a letter"),
-    "a name that ends in a slash": (
-        model(servedName="team/"),
-        "model.servedName",
-        "must start and end with a letter",
-    ),
+    "a name that ends in a slash": (model(servedName="team/"), "model.servedName", "must start and end with a letter"),
     "a secret in capitals": (model(credentials={"secretName": "HF"}), "model.credentials.secretName", OBJECT_NAME),
     "credentials without a name": (model(credentials={}), "model.credentials.secretName", "Required value"),
     "an empty cache": (model(cache={}), "model.cache", "set exactly one of claimName"),

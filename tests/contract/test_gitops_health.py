@@ -129,14 +129,7 @@ VIEWS = st.builds(
     rival=st.sampled_from([None, "team-a/chat serves it"]),
     pods=st.sampled_from([(), (BROKEN_POD,)]),
     deployment=st.none()
-    | st.builds(
-        deployment,
-        COUNTS,
-        COUNTS,
-        replicas=COUNTS,
-        updated=COUNTS,
-        progressing=st.sampled_from([None, LATE]),
-    ),
+    | st.builds(deployment, COUNTS, COUNTS, replicas=COUNTS, updated=COUNTS, progressing=st.sampled_from([None, LATE])),
 )
 
 

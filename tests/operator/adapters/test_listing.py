@@ -41,8 +41,7 @@ async def listed(namespaces: tuple[str, ...], *refused: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("refused", "found"),
-    [((), ["a", "b", "c"]), (("a",), ["b", "c", "without a"]), (("c",), ["a", "b", "without c"])],
+    ("refused", "found"), [((), ["a", "b", "c"]), (("a",), ["b", "c", "without a"]), (("c",), ["a", "b", "without c"])]
 )
 async def test_namespaces_with_permission_are_listed(refused: tuple[str, ...], found: list[str]) -> None:
     assert await listed(("a", "b", "c"), *refused) == found

@@ -73,11 +73,7 @@ class Story:
         self.time += after
         seen = tuple(replica.observed(self.time) for replica in replicas)
         observation = Observation(
-            replicas=seen,
-            target=self.target,
-            held_requests=held,
-            in_flight_requests=in_flight,
-            rolling_out=rolling_out,
+            replicas=seen, target=self.target, held_requests=held, in_flight_requests=in_flight, rolling_out=rolling_out
         )
         decision = decide(self.policy, observation, self.history, self.time)
         self.history = decision.history

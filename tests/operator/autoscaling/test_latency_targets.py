@@ -87,8 +87,7 @@ def test_replicas_are_added_only_if_they_help(replicas: int, need: float, expect
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seen"),
-    [(targets(first=0.5), flow(first=(100, 100))), (targets(gap=0.02), flow(gaps=(100, 100)))],
+    ("wanted", "seen"), [(targets(first=0.5), flow(first=(100, 100))), (targets(gap=0.02), flow(gaps=(100, 100)))]
 )
 def test_a_target_that_one_request_alone_misses_adds_nothing(wanted: ScalingTargets, seen: Flow) -> None:
     assert [need for _, need in terms(seen, wanted)] == [0.0]

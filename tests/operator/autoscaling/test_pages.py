@@ -73,13 +73,7 @@ async def test_page_is_not_decompressed(served, pages):
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/missing", "http"),
-        ("/moved", "http"),
-        ("/endless", "bad_answer"),
-        ("/short", "bad_answer"),
-    ],
+    ("path", "reason"), [("/missing", "http"), ("/moved", "http"), ("/endless", "bad_answer"), ("/short", "bad_answer")]
 )
 async def test_failed_page_read_has_a_reason(served, pages, path, reason):
     with pytest.raises(NoPage) as refused:

@@ -119,8 +119,7 @@ def test_error_rate(stable: tuple[int, int], canary: tuple[int, int], expected: 
 
 
 @pytest.mark.parametrize(
-    ("errors", "requests", "expected"),
-    [(0, 500, Verdict.PASSED), (0, 499, Verdict.WAITING), (1, 500, Verdict.FAILED)],
+    ("errors", "requests", "expected"), [(0, 500, Verdict.PASSED), (0, 499, Verdict.WAITING), (1, 500, Verdict.FAILED)]
 )
 def test_zero_error_limit_can_pass(errors: int, requests: int, expected: Verdict) -> None:
     policy = replace(ONE, gates=(replace(ERRORS, max_percent=0.0),))

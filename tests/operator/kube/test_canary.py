@@ -10,10 +10,7 @@ from page_server import page_server
 
 from quire_common.contract.gateway import TRACKS_PATH, bin_of
 
-ROLLOUT = {
-    "strategy": "Canary",
-    "canary": {"steps": [{"weightPercent": 20, "duration": "10s"}], "minRequests": 100},
-}
+ROLLOUT = {"strategy": "Canary", "canary": {"steps": [{"weightPercent": 20, "duration": "10s"}], "minRequests": 100}}
 OLD: dict[str, Any] = {"replicas": 2, "rollout": ROLLOUT, "engine": {"maxSequences": 8}}
 NEW: dict[str, Any] = {**OLD, "engine": {"maxSequences": 16}}
 OTHER: dict[str, Any] = {**OLD, "engine": {"maxSequences": 32}}

@@ -103,7 +103,7 @@ def test_a_decision_is_explained_and_its_figures_shown(
             (found := explained())["history"]
             and found["history"][-1]["last"]["to"] == found["replicas"]["asked"] == 2
             and found
-        ),
+        )
     )
     assert told["now"]["terms"][0]["reason"] == "QueueDepth"
     assert told["now"]["metrics"]["source"] == "Pods" and told["nowMissing"] is None

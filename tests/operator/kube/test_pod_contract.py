@@ -14,12 +14,7 @@ BREAKING: dict[str, Any] = {
     "volumes": [{"name": "tmp", "hostPath": {"path": "/"}}],
     "initContainers": [{"name": "root", "image": "x", "securityContext": SAFE | {"privileged": True}}],
     "containers": [
-        {
-            "name": "thief",
-            "image": "x",
-            "securityContext": SAFE,
-            "ports": [{"containerPort": 8000, "hostPort": 80}],
-        },
+        {"name": "thief", "image": "x", "securityContext": SAFE, "ports": [{"containerPort": 8000, "hostPort": 80}]},
         {
             "name": "engine",
             "ports": [{"containerPort": 8000, "name": "other"}],

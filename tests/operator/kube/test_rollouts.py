@@ -111,9 +111,7 @@ def test_surge_without_a_spare_gpu_names_the_remedy_that_works(rolling: Namespac
     rolling.wait_reason("stuck", "Degraded", "AsExpected")
 
 
-def test_failed_rollout_ends_at_its_deadline_and_keeps_old_pods(
-    rolling: Namespace,
-) -> None:
+def test_failed_rollout_ends_at_its_deadline_and_keeps_old_pods(rolling: Namespace) -> None:
     overdue = rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded")
     assert overdue["message"].startswith(
         "the rollout has stopped: no further replica became ready within 10s (spec.rollout.progressDeadline); "

@@ -97,10 +97,7 @@ def test_secret_is_a_reference_and_changes_with_the_template(children: Children)
     assert group_secret_name(same) == name != group_secret_name(other)
     assert group_secret_name(children(parallelism={"tensor": 2})) is None
     env = engine_of(groups_of(first)["leaderWorkerTemplate"]["workerTemplate"])["env"]
-    assert env[-1] == {
-        "name": "QUIRE_GROUP_SECRET",
-        "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}},
-    }
+    assert env[-1] == {"name": "QUIRE_GROUP_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}}
 
 
 def test_secret_of_another_llmdeployment_is_never_used() -> None:

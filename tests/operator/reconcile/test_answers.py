@@ -96,18 +96,12 @@ def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast
         (health_after(600, watch_until=600), True),
         (health_after(130, watch_until=100), True),
         (health_after(134, watch_until=100), False),
-        (
-            health_after(600, watch_until=100, away=range(102, 601)),
-            True,
-        ),  # the API server and everything else is away
+        (health_after(600, watch_until=100, away=range(102, 601)), True),  # the API server and everything else is away
         (
             health_after(600, watch_until=100, away=range(104, 597)),
             True,
         ),  # it has just returned, and the watches follow soon
-        (
-            health_after(134, watch_until=100, fast_until=102),
-            False,
-        ),  # the Lease's times went back with a new holder
+        (health_after(134, watch_until=100, fast_until=102), False),  # the Lease's times went back with a new holder
         (health_after(600, watch_until=600, fast_until=300), True),
     ],
 )

@@ -130,8 +130,7 @@ async def test_response_without_progress_is_ignored(fetching: Any, page: bytes) 
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"ip": ""}, {"deleting": True}, {"containers": (replace(FETCHING, running=False),)}, {"containers": ()}],
+    "changes", [{"ip": ""}, {"deleting": True}, {"containers": (replace(FETCHING, running=False),)}, {"containers": ()}]
 )
 async def test_only_downloading_pods_are_polled(fetching: Any, changes: dict[str, Any]) -> None:
     await fetching.settle()

@@ -97,11 +97,7 @@ async def test_successor_reads_what_a_crash_left(world: Any) -> None:
         await world.reconciler.reconcile(KEY)
     world.restart()
     asked = await world.settle(passes=2)
-    assert asked == [
-        *(f"update {ref}" for ref in CHILDREN[:2]),
-        *(f"create {ref}" for ref in CHILDREN[2:]),
-        "status",
-    ]
+    assert asked == [*(f"update {ref}" for ref in CHILDREN[:2]), *(f"create {ref}" for ref in CHILDREN[2:]), "status"]
 
 
 @pytest.mark.parametrize("taken", CHILDREN, ids=str)

@@ -24,10 +24,7 @@ def has_image(world: Any) -> bool:
     ("spec", "field"),
     [
         ({"model": IMAGE}, "spec.model.source"),
-        (
-            {"engine": {"speculation": {"method": "DraftModel", "draft": IMAGE}}},
-            "spec.engine.speculation.draft.source",
-        ),
+        ({"engine": {"speculation": {"method": "DraftModel", "draft": IMAGE}}}, "spec.engine.speculation.draft.source"),
     ],
 )
 async def test_image_is_refused_until_the_cluster_mounts_images(

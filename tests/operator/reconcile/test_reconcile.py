@@ -119,8 +119,7 @@ async def test_additions_are_removed_or_named(world: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "again"),
-    [(None, 30.0), (Owner(kind="LLMDeployment", name="chat", uid="earlier"), 2.0)],
+    ("owner", "again"), [(None, 30.0), (Owner(kind="LLMDeployment", name="chat", uid="earlier"), 2.0)]
 )
 async def test_foreign_object_is_kept_and_checked_again(world: Any, owner: Owner | None, again: float) -> None:
     world.apply()

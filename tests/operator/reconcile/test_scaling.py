@@ -37,10 +37,7 @@ async def test_autoscaled_deployment_is_listed_with_its_replicas(world: Any, pod
     ]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [{"replicas": 2}, {"autoscaling": AUTOSCALING, "model": {"source": "s3://x"}}],
-)
+@pytest.mark.parametrize("spec", [{"replicas": 2}, {"autoscaling": AUTOSCALING, "model": {"source": "s3://x"}}])
 async def test_deployments_without_autoscaling_are_not_listed(world: Any, spec: dict[str, Any]) -> None:
     world.apply(**spec)
     await world.settle()

@@ -177,11 +177,7 @@ class Recorder:
 
     def workers(self, limit: int = 32) -> Workers[str]:
         return Workers(
-            self.reconcile,
-            on_error=self.on_error,
-            now=asyncio.get_running_loop().time,
-            random=lambda: 0.0,
-            limit=limit,
+            self.reconcile, on_error=self.on_error, now=asyncio.get_running_loop().time, random=lambda: 0.0, limit=limit
         )
 
 

@@ -268,10 +268,7 @@ def test_existing_claim_can_be_the_cache() -> None:
             speculating(method="NGram", draft={"source": "hf://a/b"}),
             "engine.speculation.draft: applies only to method DraftModel",
         ),
-        (
-            speculating(method="NGram", required=False),
-            "engine.speculation.required: applies only to method DraftModel",
-        ),
+        (speculating(method="NGram", required=False), "engine.speculation.required: applies only to method DraftModel"),
         (speculating(method="DraftModel", draft={}), "engine.speculation.draft.source: is required"),
         (speculating(method="DraftModel", draft={"source": "a/b"}), "engine.speculation.draft.source: must be"),
         (

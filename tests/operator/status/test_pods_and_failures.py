@@ -140,10 +140,7 @@ def test_each_state_of_a_pod_has_its_reason_and_its_cause(case: str) -> None:
         {"containerStatuses": [waiting("PodInitializing")]},
         {"containerStatuses": [{"name": "engine", "ready": False, "restartCount": 0, "state": {"running": {}}}]},
         {"initContainerStatuses": [{"name": "fetch-model", "ready": False, "state": {"terminated": {"exitCode": 0}}}]},
-        {
-            "containerStatuses": [crashed(1) | {"ready": True}],
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
+        {"containerStatuses": [crashed(1) | {"ready": True}], "conditions": [{"type": "Ready", "status": "True"}]},
     ],
 )
 def test_starting_or_healthy_pod_is_no_failure(status: dict[str, Any]) -> None:

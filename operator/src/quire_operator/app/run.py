@@ -108,11 +108,7 @@ class Operator:
         self._settings, self._fence, self._telemetry = settings, fence, telemetry
         self._namespace = settings.namespace or own_namespace()
         self._workers: Workers[Key] = Workers(
-            self._reconcile,
-            on_error=self._on_error,
-            now=time.monotonic,
-            random=random.random,
-            limit=settings.workers,
+            self._reconcile, on_error=self._on_error, now=time.monotonic, random=random.random, limit=settings.workers
         )
         kube, store = KubeClient(connection, namespaces=settings.watch_namespaces), Store()
         self._cluster = cluster = Cluster(kube=kube, store=store, enqueue=self._workers.add)
@@ -188,10 +184,7 @@ class Operator:
     def _make_capacity_check(self, hub: HubReader) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # otherwise it may not list nodes
         return CapacityCheck(
-            hub=hub,
-            kube=self._cluster.kube if everywhere else None,
-            now=time.monotonic,
-            enqueue=self._workers.add,
+            hub=hub, kube=self._cluster.kube if everywhere else None, now=time.monotonic, enqueue=self._workers.add
         )
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:

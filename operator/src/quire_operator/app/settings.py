@@ -9,17 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire_common.flags.kinds import (
-    Flag,
-    Kind,
-    choice,
-    duration,
-    integer,
-    path,
-    pattern,
-    text,
-    url,
-)
+from quire_common.flags.kinds import Flag, Kind, choice, duration, integer, path, pattern, text, url
 from quire_common.flags.table import FlagTable, FlagValues
 from quire_common.names import object_name_problem
 from quire_common.quantities import parse_bytes
@@ -290,10 +280,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         max_concurrent_rollouts=values["max-concurrent-rollouts"],
         resync_seconds=values["resync"],
         autoscaling_period_seconds=values["autoscaling-period"],
-        gateways=GatewayOptions(
-            selector=values["gateway-selector"],
-            urls=values["gateway-url"] or (),
-        ),
+        gateways=GatewayOptions(selector=values["gateway-selector"], urls=values["gateway-url"] or ()),
         prometheus=_prometheus(values),
         webhook=webhook,
         capacity_check=values["capacity-check"],

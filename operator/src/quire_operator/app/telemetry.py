@@ -35,10 +35,7 @@ class ScalingTelemetry:
             registry=registry,
         )
         self._prometheus_errors = Counter(
-            "quire_operator_prometheus_errors",
-            "Failed Prometheus queries by reason.",
-            ["reason"],
-            registry=registry,
+            "quire_operator_prometheus_errors", "Failed Prometheus queries by reason.", ["reason"], registry=registry
         )
         self._scrape_errors = Counter(
             "quire_operator_replica_scrape_errors",

@@ -258,8 +258,4 @@ def activity_term(arrived: float, in_flight: int) -> Term | None:
 
 def held_term(held: int, *, max_sequences: int) -> Term:
     """Return the term of the requests that gateways hold for a first replica."""
-    return Term(
-        reason=Reason.HELD,
-        need=held / (_FULL * max_sequences),
-        detail=f"{held} requests held by the gateway",
-    )
+    return Term(reason=Reason.HELD, need=held / (_FULL * max_sequences), detail=f"{held} requests held by the gateway")

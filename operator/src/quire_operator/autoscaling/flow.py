@@ -109,9 +109,7 @@ def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
         if part.work is not None:
             evidence = evidence.with_work(part.work)
         evidence = evidence.with_requests(
-            requests=part.finished_requests,
-            prompt_tokens=part.all_prompt_tokens,
-            output_tokens=part.generation_tokens,
+            requests=part.finished_requests, prompt_tokens=part.all_prompt_tokens, output_tokens=part.generation_tokens
         )
     return evidence
 

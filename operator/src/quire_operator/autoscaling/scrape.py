@@ -107,11 +107,7 @@ class Scraper:
     """A scraper. ``failed`` is called with the reason for each replica without a sample."""
 
     def __init__(
-        self,
-        *,
-        clock: Clock,
-        read: Read | None = None,
-        failed: Callable[[str], None] = lambda reason: None,
+        self, *, clock: Clock, read: Read | None = None, failed: Callable[[str], None] = lambda reason: None
     ) -> None:
         """Read over HTTP if ``read`` is None."""
         self._clock, self._failed = clock, failed

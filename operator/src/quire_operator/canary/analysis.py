@@ -84,9 +84,7 @@ def read_tracks(body: bytes) -> TracksPage:
     page = msgspec.json.decode(body, type=_Page, strict=False)
     return {
         (model, found.revision): Tracks(
-            stable=found.tracks.get(STABLE, Track()),
-            canary=found.tracks.get(CANARY, Track()),
-            answers=found.answers,
+            stable=found.tracks.get(STABLE, Track()), canary=found.tracks.get(CANARY, Track()), answers=found.answers
         )
         for model, found in page.models.items()
     }
@@ -135,10 +133,7 @@ def above(histogram: Histogram, seconds: float) -> float:
     return total
 
 
-_SERIES = {
-    GateMetric.TIME_TO_FIRST_TOKEN: TIME_TO_FIRST_TOKEN,
-    GateMetric.INTER_TOKEN_LATENCY: INTER_TOKEN_LATENCY,
-}
+_SERIES = {GateMetric.TIME_TO_FIRST_TOKEN: TIME_TO_FIRST_TOKEN, GateMetric.INTER_TOKEN_LATENCY: INTER_TOKEN_LATENCY}
 _FAIL_DEVIATIONS, _PASS_DEVIATIONS = 3.5, 2.5
 _FAIL_SHARE, _PASS_ERRORS, _PASS_ANSWERS = 1e-3, 1e-4, 2e-3
 """The probabilities of a wrong verdict about a share of errors or of different answers. Few answers are compared."""

@@ -107,11 +107,7 @@ def tracks(
 
 
 def _section(
-    record: Record,
-    results: Sequence[GateResult] | None,
-    resource: Resource,
-    revision: str,
-    policy: Canary,
+    record: Record, results: Sequence[GateResult] | None, resource: Resource, revision: str, policy: Canary
 ) -> Mapping[str, object]:
     # The figures of another revision are not those of this canary.
     is_about = revision in (record.canary, record.rejected) and record.phase is not Phase.STARTING
@@ -124,12 +120,7 @@ def _wanted(record: Record, policy: Canary, replicas: int) -> int:
 
 
 def _is_ready(
-    before: Record | None,
-    resource: Resource,
-    children: Mapping[Ref, Child],
-    *,
-    policy: Canary,
-    replicas: int,
+    before: Record | None, resource: Resource, children: Mapping[Ref, Child], *, policy: Canary, replicas: int
 ) -> bool:
     """Return whether the Deployment of the canary has applied this revision and is ready for its step."""
     live = own_deployment(resource, children, of_canary=True)

@@ -191,12 +191,7 @@ def _ready(resource: Resource) -> JSON | None:
 
 
 def _sentence(
-    needs: Footprint,
-    asked: CacheLimits,
-    small: TooSmall,
-    memory: ReplicaMemory,
-    advice: Sequence[str],
-    spec: Spec,
+    needs: Footprint, asked: CacheLimits, small: TooSmall, memory: ReplicaMemory, advice: Sequence[str], spec: Spec
 ) -> str:
     share = spec.engine.kv_cache
     filled = f", of which it may fill {share.memory_percent} %" if share.size_bytes is None else ""

@@ -101,11 +101,7 @@ _WEBHOOK_SECONDS = 10.0
 class Executor:
     """An executor of plans. ``record_events`` creates Events."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        record_events: Callable[[Resource, Sequence[Event]], Awaitable[None]],
-    ) -> None:
+    def __init__(self, cluster: Cluster, record_events: Callable[[Resource, Sequence[Event]], Awaitable[None]]) -> None:
         self._kube, self._store, self._clock = cluster.kube, cluster.store, cluster.clock
         self._record_events = record_events
 

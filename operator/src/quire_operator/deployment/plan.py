@@ -158,12 +158,7 @@ class Plan:
 
 
 def plan(
-    desired: Manifests,
-    observed: Mapping[Ref, Child],
-    applied: Mapping[Ref, Applied],
-    *,
-    name: str,
-    uid: str,
+    desired: Manifests, observed: Mapping[Ref, Child], applied: Mapping[Ref, Applied], *, name: str, uid: str
 ) -> Plan:
     """Return the plan for the LLMDeployment with this name and uid."""
     children = (observed[manifest.ref] for manifest in desired if manifest.ref in observed)

@@ -193,12 +193,7 @@ def _scrape_annotations() -> JSON:
 
 
 def _pod_spec(
-    spec: Spec,
-    images: Images,
-    *,
-    selector: Mapping[str, str],
-    served_names: Sequence[str],
-    group_secret: str | None,
+    spec: Spec, images: Images, *, selector: Mapping[str, str], served_names: Sequence[str], group_secret: str | None
 ) -> JSON:
     volume = model_volume(spec, size_limit=images.model_size_limit)
     draft = draft_volume(spec, volume, size_limit=images.model_size_limit)
@@ -405,11 +400,7 @@ def _probe(path: str, *, period: int, timeout: int, failures: int) -> JSON:
 
 
 def _container_security() -> JSON:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def _shared_memory(spec: Spec) -> str:

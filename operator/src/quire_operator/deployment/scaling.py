@@ -29,13 +29,7 @@ _PERSIST_SECONDS = 10.0
 class PendingScaling:
     """The decisions that wait for the next pass of their LLMDeployment."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        states: ReconcileStates,
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, cluster: Cluster, *, states: ReconcileStates, reporter: Reporter) -> None:
         self._kube, self._store, self._clock = cluster.kube, cluster.store, cluster.clock
         self._enqueue = cluster.enqueue
         self._states, self._reporter = states, reporter

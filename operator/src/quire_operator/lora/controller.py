@@ -102,13 +102,7 @@ _AT_ONCE = 32
 class Adapters:
     """The LLMAdapters of all LLMDeployments."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        reader: Pages,
-        scope: Callable[[], NameScope | None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, *, reader: Pages, scope: Callable[[], NameScope | None]) -> None:
         self._kube, self._store, self._clock = cluster.kube, cluster.store, cluster.clock
         self._enqueue = cluster.enqueue
         self._adapters, self._reader, self._scope = AdapterStore(), reader, scope

@@ -111,10 +111,7 @@ def _listing(
     if (holder := taken.get(name)) is not None:
         return refused(Refusal.NAME_TAKEN, _taken(name, holder))
     entry = AdapterEntry(
-        name=name,
-        source=engine_source(spec.source),
-        generation=_generation(resource, spec),
-        placement=spec.placement,
+        name=name, source=engine_source(spec.source), generation=_generation(resource, spec), placement=spec.placement
     )
     rival = None if scope is None else conflict(claim, claims(claim.name), scope)
     if rival is not None:

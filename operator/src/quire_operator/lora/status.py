@@ -47,10 +47,7 @@ def adapter_status(
         "replicas": len(replicas),
         "loadedReplicas": sum(each.state in _HERE for each in replicas),
         "conditions": merged(
-            items_of(resource.status, "conditions"),
-            conditions,
-            generation=resource.generation,
-            now=clock_time(now),
+            items_of(resource.status, "conditions"), conditions, generation=resource.generation, now=clock_time(now)
         ),
     }
     known = [each.adapter for each in replicas if each.adapter is not None and each.state in _HERE]
