@@ -13,7 +13,7 @@ from quire_common.contract.gateway import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOK
 from quire_operator.api import Canary, Gate, GateMetric, Spec, names
 from quire_operator.autoscaling.history import Change, ScalingRecord
 from quire_operator.autoscaling.rates import Rates
-from quire_operator.canary.analysis import Track, Tracks, judge
+from quire_operator.canary.analysis import Answers, Track, Tracks, judge
 from quire_operator.canary.progress import Phase, Record, section
 from quire_operator.deployment.status import scaling_sections
 
@@ -124,10 +124,10 @@ def test_canary_progress_fits_the_status_schema() -> None:
     policy = Canary(gates=tuple(Gate(metric=metric) for metric in GateMetric), min_requests=50)
     latencies = {TIME_TO_FIRST_TOKEN: {20: 100}, INTER_TOKEN_LATENCY: {20: 100}}
     track = Track(requests=100, errors=1, latencies=latencies)
-    tracks = Tracks(stable=track, canary=track)
+    tracks = Tracks(stable=track, canary=track, answers=Answers(compared=30, different=1))
     results = judge(policy, tracks)
-    written = set(paths(section(record, results), "status.rollout"))
+    written = set(paths(section(record, results, compared_percent=10.0), "status.rollout"))
     schema = STATUS["properties"]["rollout"]
     assert written - {node.path for node in nodes("status.rollout", schema)} == set()
-    assert "status.rollout.gates[0].canary.errors" in written
-    assert set(schema["properties"]["gates"]["items"]["properties"]["metric"]["enum"]) >= set(GateMetric)
+    assert {"status.rollout.comparedPerMillion", "status.rollout.gates[0].canary.errors"} <= written
+    assert set(schema["properties"]["gates"]["items"]["properties"]["metric"]["enum"]) == set(GateMetric)

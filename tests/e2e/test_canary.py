@@ -82,6 +82,15 @@ CASES = {
         says="ErrorRate: .* requests failed",
         fails=FailureKind.STATUS,
     ),
+    "layer": Case(
+        change=with_fault("layer"),
+        rollout=canary_rollout(
+            {"metric": "Answers"}, FEW_ERRORS, weight=50, min_requests=50, max_requests=2000, answerSamplePercent=100
+        ),
+        within=600,
+        says="Answers: .* compared answers differ",
+        fails=FailureKind.WRONG,
+    ),
     "slow-under-load": Case(
         change={"engine": {"maxSequences": 1}},
         rollout=canary_rollout(STRICT_FIRST_TOKEN, FEW_ERRORS, weight=50, min_requests=60, max_requests=600),
@@ -102,7 +111,7 @@ CASES = {
     },
 }  # fmt: skip
 GOOD_NAMES = tuple(name for name, case in CASES.items() if case.is_good)
-LANES = {"faults": ("leak", "errors"), "slow": ("slow-under-load",), "good": GOOD_NAMES}
+LANES = {"faults": ("leak", "errors", "layer"), "slow": ("slow-under-load",), "good": GOOD_NAMES}
 """The canaries of each LLMDeployment, one after the other."""
 FAULTY: dict[str, Any] = {"engine": {"resumable": "Enabled"}, "resources": {"limits": {"memory": "1Gi"}}}
 """Fields of both revisions: streams continue elsewhere when a leak has killed their replica."""

@@ -165,10 +165,10 @@ def kube_model(name: str, **rollout: object) -> Any:
 
 def test_cluster_canary_is_the_service_with_its_suffix() -> None:
     slices = [kube_slice("chat", "s"), kube_slice("chat-canary", "c")]
-    model = kube_model("chat", canaryRevision="r2", weightPercent=10)
+    model = kube_model("chat", canaryRevision="r2", weightPercent=10, comparedPerMillion=5_000)
     found = snapshot_of([model], slices, NameScope.CLUSTER)["chat"]
     assert [(each.id, each.track) for each in found.endpoints] == [("a/c", CANARY), ("a/s", STABLE)]
-    assert found.canary == CanaryRoute(revision="r2", weight_percent=10)
+    assert found.canary == CanaryRoute(revision="r2", weight_percent=10, compared_percent=0.5)
     without = snapshot_of([kube_model("chat")], slices, NameScope.CLUSTER)["chat"]
     assert [each.id for each in without.endpoints] == ["a/s"] and without.canary is None
 

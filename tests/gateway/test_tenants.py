@@ -1,5 +1,6 @@
 """Engines learn the tenant of a key from the gateway, and never the key."""
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from set_clock import SetClock
 
+from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute
 from quire_common.key_file import KeyFile
 from quire_gateway.tenants import Tenants
 
@@ -59,9 +61,9 @@ async def test_no_form_of_a_key_reaches_a_replica(keyed, replicas, form: dict[st
     assert len(replica.headers[0]["X-Quire-Tenant"]) == 64
 
 
-async def test_retries_state_the_tenant(keyed, replicas) -> None:
-    """One replica refuses the request, and another one answers it."""
-    fleet = [await replicas(name) for name in ("chat-0", "chat-1")]
+async def test_retries_and_comparisons_state_the_tenant(keyed, replicas) -> None:
+    """One replica refuses the request, another one answers it, and then the answers of both tracks are compared."""
+    fleet = [await replicas(name) for name in ("chat-0", "chat-1", "chat-2")]
 
     async def answer(request: web.Request) -> web.StreamResponse:
         is_first = sum(len(replica.headers) for replica in fleet) == 1
@@ -69,12 +71,15 @@ async def test_retries_state_the_tenant(keyed, replicas) -> None:
 
     for replica in fleet:
         replica.behaviour = answer
-    await keyed.push(chat=[replica.endpoint() for replica in fleet])
-    body = {"model": "chat", "prompt": "x"}
+    keyed.discovery.canary = CanaryRoute(revision="r2", weight_percent=1, compared_percent=100.0)
+    await keyed.push(chat=[replica.endpoint(track=CANARY if replica is fleet[2] else STABLE) for replica in fleet])
+    body = {"model": "chat", "prompt": "x", "temperature": 0}
     async with keyed.client.post(f"{keyed.url}/v1/completions", json=body, headers=of("team-a")) as response:
         assert response.status == 200
+    await asyncio.gather(*keyed.gateway.proxy.comparisons._running.values())
     seen = [headers for replica in fleet for headers in replica.headers]
-    assert len(seen) == 2 and len({headers["X-Quire-Tenant"] for headers in seen}) == 1
+    assert [headers["X-Request-Id"].endswith("-compared") for headers in seen].count(True) == 2 and len(seen) == 4
+    assert len({headers["X-Quire-Tenant"] for headers in seen}) == 1
     assert not any(KEYS["team-a"] in shown(replica) for replica in fleet)
 
 

@@ -128,6 +128,7 @@ class Gateway:
             _log.warning("drain timeout: cancelling %d requests", len(running))
             self.proxy.cancel()
             await asyncio.wait(set(running), timeout=_CANCEL_SECONDS)
+        await self.proxy.comparisons.aclose()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

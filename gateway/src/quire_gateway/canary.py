@@ -1,8 +1,16 @@
-"""A model with a canary: which version a request goes to, and what each has served. Pure."""
+"""A model with a canary: which version a request goes to, what each has served, and whether their answers agree.
+
+Pure. Answers are compared for one greedy request, which both versions get.
+"""
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeGuard
+
+import msgspec
 
 from quire_common.contract.gateway import (
     CANARY,
@@ -13,6 +21,149 @@ from quire_common.contract.gateway import (
     CanaryRoute,
     bin_of,
 )
+
+COMPARED_TOKENS = 64
+"""The most tokens of an answer that are compared."""
+_TOP_LOGPROBS = 5
+_NEAR_TIE = 0.25
+"""Two tokens whose logprobs differ by at most so much are nearly equally likely (56 % to 44 %)."""
+_MOST_DRIFT = 0.1
+"""Logprobs of equal tokens that differ by more than this in the mean make an answer different."""
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_UNSUITED = ("echo", "prompt_logprobs", "quire_resume")
+"""Fields of requests that are not repeated: several answers, prompts in the answer, or state of one replica."""
+_DROPPED = ("stream", "stream_options", "max_completion_tokens", "n")
+
+
+class Result(StrEnum):
+    SAME = "same"
+    DIFFERENT = "different"
+    NEAR_TIE = "near_tie"
+    FAILED = "failed"
+    """There are no two answers to compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One token of an answer with its logprob, and those of the most likely tokens at its place."""
+
+    text: str
+    logprob: float
+    top: Mapping[str, float]
+
+    def gap_to(self, other: str) -> float:
+        """Return by how much less likely another token was at this place; infinite if it was not among the likely."""
+        return abs(self.logprob - self.top[other]) if other in self.top else float("inf")
+
+
+def greedy_body(body: bytes | bytearray, *, path: str) -> bytes | None:
+    """Return the body of the request that is repeated for a comparison; None for one that cannot be compared.
+
+    Only requests that set temperature 0 and ask for one answer are compared. The answer is short, whole, and has
+    logprobs.
+    """
+    if path not in (_CHAT, _COMPLETIONS):
+        return None
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or not _is_suited(fields):
+        return None
+    most = min((n for n in map(fields.get, _LENGTHS) if _is_count(n)), default=COMPARED_TOKENS)
+    repeated = {name: value for name, value in fields.items() if name not in _DROPPED}
+    repeated["max_tokens"] = min(most, COMPARED_TOKENS)
+    if path == _CHAT:
+        repeated |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+    else:
+        repeated["logprobs"] = _TOP_LOGPROBS
+    return msgspec.json.encode(repeated)
+
+
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+
+
+def _is_suited(fields: Mapping[str, Any]) -> bool:
+    temperature = fields.get("temperature")
+    if isinstance(temperature, bool) or temperature != 0 or fields.get("n") not in (None, 1):
+        return False
+    prompt = fields.get("prompt")
+    is_one = not isinstance(prompt, list) or all(isinstance(each, int) for each in prompt)
+    # A length of 0 samples nothing.
+    return is_one and not any(fields.get(name) for name in _UNSUITED) and 0 not in map(fields.get, _LENGTHS)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+class _Likely(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _ChatToken(_Likely):
+    top_logprobs: list[_Likely] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_ChatToken] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float] | None = None
+    top_logprobs: list[dict[str, float]] | None = None
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+def read_answer(body: bytes) -> tuple[Token, ...] | None:
+    """Return the tokens of an answer; None if it has none with logprobs."""
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    found = answer.choices[0].logprobs if len(answer.choices) == 1 else None
+    if found is None:
+        return None
+    if found.content is not None:
+        return tuple(
+            Token(text=each.token, logprob=each.logprob, top={top.token: top.logprob for top in each.top_logprobs})
+            for each in found.content
+        )
+    if found.tokens is None or found.token_logprobs is None:
+        return None
+    tops: Sequence[Mapping[str, float]] = found.top_logprobs or [{}] * len(found.tokens)
+    columns = zip(found.tokens, found.token_logprobs, tops, strict=False)
+    return tuple(Token(text=text, logprob=logprob, top=top) for text, logprob, top in columns)
+
+
+def compare(stable: Sequence[Token], canary: Sequence[Token]) -> Result:
+    """Return whether two answers are the same: their tokens up to a near tie, and the logprobs of these tokens."""
+    pairs = list(zip(stable, canary, strict=False))
+    equal = next((place for place, (one, other) in enumerate(pairs) if one.text != other.text), len(pairs))
+    drift = sum(abs(one.logprob - other.logprob) for one, other in pairs[:equal])
+    if drift > _MOST_DRIFT * equal:
+        return Result.DIFFERENT
+    if equal < len(pairs):
+        one, other = pairs[equal]
+        # The noise of a batch moves logprobs little, so that both replicas see the tie.
+        is_tie = max(one.gap_to(other.text), other.gap_to(one.text)) <= _NEAR_TIE
+        return Result.NEAR_TIE if is_tie else Result.DIFFERENT
+    if len(stable) == len(canary):
+        return Result.SAME
+    # One of them ended. The end has no logprob: it was nearly as likely if the other went on without certainty.
+    longer = max(stable, canary, key=len)
+    return Result.NEAR_TIE if longer[equal].logprob <= _UNCERTAIN else Result.DIFFERENT
+
+
+_UNCERTAIN = -0.5
+"""The logprob of a token that had a probability of at most 61 %."""
+
 
 WARM_UP_SECONDS = 60.0
 PATIENCE_SECONDS = 30.0
@@ -42,12 +193,36 @@ class TrackFigures:
         return {**counts, "latencies": self.latencies}
 
 
+@dataclass(slots=True)
+class ComparedAnswers:
+    """The sampled requests that both tracks have answered for a comparison."""
+
+    counts: Counter[Result] = field(default_factory=Counter)
+
+    def record(self, result: Result) -> None:
+        """Count one comparison."""
+        self.counts[result] += 1
+
+    def page(self) -> dict[str, int]:
+        """Return the figures as they are sent."""
+        different = self.counts[Result.DIFFERENT]
+        return {
+            "compared": self.counts[Result.SAME] + different,
+            "different": different,
+            "nearTies": self.counts[Result.NEAR_TIE],
+            "failed": self.counts[Result.FAILED],
+        }
+
+
 class Tracks:
     """The two tracks of one model."""
 
     def __init__(self, route: CanaryRoute) -> None:
         self.route = route
         self.figures = {STABLE: TrackFigures(), CANARY: TrackFigures()}
+        self.answers = ComparedAnswers()
+        self._uncompared = 0.0
+        """The comparisons that are due."""
         self._debt = 0.0
         """The requests that the canary should have got and has not."""
 
@@ -55,6 +230,7 @@ class Tracks:
         """Apply a new weight. Another revision starts with new figures."""
         if route.revision != self.route.revision:
             self.figures = {STABLE: TrackFigures(), CANARY: TrackFigures()}
+            self.answers = ComparedAnswers()
         if route != self.route:
             self._debt = 0.0
         self.route = route
@@ -68,6 +244,14 @@ class Tracks:
         self._debt = max(-_MOST_DEBT, min(_MOST_DEBT, debt))
         return CANARY if is_canary and share else STABLE
 
+    def is_compared(self) -> bool:
+        """Return whether a greedy request is part of the sample of comparisons."""
+        self._uncompared += self.route.compared_percent / 100
+        if self._uncompared < 1.0:
+            return False
+        self._uncompared -= 1.0
+        return True
+
     def is_equal_load(self, *, stable: int, canary: int) -> bool:
         """Return whether a replica of the canary gets as many requests as a stable one, with so many ready replicas."""
         weight = self.route.weight_percent
@@ -77,7 +261,7 @@ class Tracks:
     def page(self, now: float) -> dict[str, object]:
         """Return the figures of both tracks as they are sent."""
         tracks = {name: figures.page(now) for name, figures in self.figures.items()}
-        return {"revision": self.route.revision, "tracks": tracks}
+        return {"revision": self.route.revision, "tracks": tracks, "answers": self.answers.page()}
 
 
 class TrackedAttempt:

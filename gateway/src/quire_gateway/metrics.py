@@ -44,6 +44,9 @@ class Metrics:
         self.resumed_streams = self._counter(
             "resumed_streams", "Streams that another replica continued after theirs died or terminated.", "model"
         )
+        self.compared_answers = self._counter(
+            "compared_answers", "Greedy requests that both tracks of a canary answered, by result.", "model", "result"
+        )
         self.first_byte = self._histogram(
             "time_to_first_byte_seconds", "Time until the first byte of a replica's answer.", *_FIRST_BYTE
         )

@@ -29,6 +29,7 @@ from quire_gateway.attempt import (
     end_with_error,
 )
 from quire_gateway.bodies import Body, BodyMemory
+from quire_gateway.comparisons import Comparisons
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import BadRequest, GatewayError, ShuttingDown, UnknownModel, UpstreamFailed
 from quire_gateway.event_stream import OpenStream, WaitComments, wait_seconds
@@ -73,6 +74,7 @@ class Proxy:
         self._queue, self._memory, self._limits = queue, memory, limits
         self._attempts = Attempts(session=session, metrics=metrics, queue=queue, hides_names=options.hides_names)
         self._quarantine = Quarantine()
+        self.comparisons = Comparisons(session, metrics)
         self.running: set[asyncio.Task[object]] = set()
 
     def cancel(self) -> None:
@@ -152,7 +154,16 @@ class Proxy:
                     started=started,
                     stream=OpenStream(body),
                 )
-                return await self._serve_commented(call)
+                sample = self.comparisons.sample(
+                    pool, request, body.data, prompt_tokens=prompt_tokens, request_id=request_id
+                )
+                try:
+                    answer = await self._serve_commented(call)
+                finally:
+                    self.comparisons.release(sample)
+            if sample is not None and answer.status == _OK:
+                self.comparisons.start(sample)
+            return answer
         except asyncio.CancelledError:
             if not self._attempts.cancelling:
                 self._metrics.disconnects.labels(pool.model).inc()

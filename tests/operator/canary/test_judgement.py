@@ -12,6 +12,7 @@ from quire_common.contract.gateway import EQUAL_LOAD, bin_of
 from quire_operator.api import Canary, Gate, GateMetric
 from quire_operator.api.rollout import equal_load
 from quire_operator.canary.analysis import (
+    Answers,
     Track,
     Tracks,
     Verdict,
@@ -125,13 +126,42 @@ def test_zero_error_limit_can_pass(errors: int, requests: int, expected: Verdict
     assert verdict(Track(requests=10_000), Track(requests=requests, errors=errors), policy) is expected
 
 
+COMPARING = Canary(gates=(Gate(metric=GateMetric.ANSWERS),))
+
+
+@pytest.mark.parametrize(
+    ("compared", "different", "limit", "expected", "leaning"),
+    [
+        (0, 0, None, Verdict.WAITING, None),
+        (19, 19, None, Verdict.WAITING, None),
+        (20, 4, None, Verdict.FAILED, Verdict.FAILED),
+        (20, 1, None, Verdict.WAITING, Verdict.FAILED),
+        (300, 0, None, Verdict.WAITING, Verdict.PASSED),
+        (310, 0, None, Verdict.PASSED, Verdict.PASSED),
+        (2000, 20, None, Verdict.PASSED, Verdict.PASSED),
+        (310, 1, 0.0, Verdict.FAILED, Verdict.FAILED),
+        (320, 0, 0.0, Verdict.PASSED, Verdict.PASSED),
+        (20, 20, 100.0, Verdict.PASSED, Verdict.PASSED),
+    ],
+)
+def test_answers(
+    compared: int, different: int, limit: float | None, expected: Verdict, leaning: Verdict | None
+) -> None:
+    policy = replace(COMPARING, gates=(replace(COMPARING.gates[0], max_percent=limit),))
+    found = Tracks(answers=Answers(compared=compared, different=different, near_ties=2, failed=1))
+    (result,) = judge(policy, found)
+    assert (result.verdict, result.leaning) == (expected, leaning)
+    assert (result.canary.count, result.canary.errors) == (compared, different)
+
+
 def test_gateway_reports_are_summed() -> None:
     page = (
         b'{"models": {"chat": {"revision": "r", "tracks": {"canary": {"requests": 3, "errors": 1, '
-        b'"unanswered": 4, "latencies": {"timeToFirstToken": {"61": 2}}}}}}}'
+        b'"unanswered": 4, "latencies": {"timeToFirstToken": {"61": 2}}}}, "answers": {"compared": 4, "nearTies": 1}}}}'
     )
     one = read_tracks(page)
     total = summed([one, one])["chat", "r"].canary
+    assert summed([one, one])["chat", "r"].answers == Answers(compared=8, near_ties=2)
     assert (total.requests, total.errors, total.unanswered) == (6, 2, 8)
     assert total.histogram("timeToFirstToken") == {61: 4}
     for bad in (b"", b"[]", b'{"models": {"chat": {"tracks": {}}}}', b'{"models": 1}'):

@@ -39,6 +39,15 @@ def test_strategy_alone_has_the_defaults() -> None:
     assert (policy.min_requests, policy.on_failure) == (500, OnFailure.ROLLBACK)
 
 
+def test_answers_are_compared_only_with_their_gate() -> None:
+    assert (Canary().compares_answers, Canary().compared_percent) == (False, 0.0)
+    for fields, percent in (({}, 10.0), ({"answerSamplePercent": "2.5"}, 2.5)):
+        spec = parse(canary(gates=[{"metric": "Answers"}], **fields))
+        assert isinstance(spec, Spec) and spec.rollout.canary is not None
+        assert spec.rollout.canary.compared_percent == percent
+        assert spec.rollout.canary.gates[0].error_limit == 0.01
+
+
 def test_bound_of_requests_follows_min_requests() -> None:
     assert (Canary().most_requests, Canary(min_requests=50).most_requests) == (20_000, 2_000)
     spec = parse(canary(maxRequests=500, onInconclusive="Fail"))
@@ -75,16 +84,20 @@ def test_every_field_is_read() -> None:
         ({"gates": [{"percentile": 95}]}, ".gates[0].metric: is required"),
         (
             {"gates": [{"metric": "ErrorRate", "percentile": 95}]},
-            ".gates[0]: metric ErrorRate has no percentile",
+            ".gates[0]: metrics ErrorRate and Answers have no percentile",
         ),
-        ({"gates": [{"metric": "Answers"}]}, ".gates[0].metric: Answers was removed"),
-        ({"answerSamplePercent": 5}, ".answerSamplePercent: was removed"),
+        (
+            {"gates": [{"metric": "Answers", "maxIncreasePercent": 5}]},
+            ".gates[0]: metrics ErrorRate and Answers have no percentile",
+        ),
+        ({"answerSamplePercent": 5}, ": answerSamplePercent is for a gate with metric Answers: add one"),
+        ({"gates": [{"metric": "Answers"}], "answerSamplePercent": "5%"}, ".answerSamplePercent: must be a percentage"),
         ({"maxRequests": 499}, ": maxRequests must not be below minRequests"),
         ({"maxRequests": 10}, ".maxRequests: must be >= 50"),
         ({"onInconclusive": "Wait"}, ".onInconclusive: must be Estimate, Fail or Pass"),
         (
             {"gates": [{"metric": "TimeToFirstToken", "maxPercent": 1}]},
-            ".gates[0]: maxPercent is for metric ErrorRate",
+            ".gates[0]: maxPercent is for metrics ErrorRate and Answers",
         ),
         ({"gates": [{"metric": "ErrorRate", "maxPercent": "0,5"}]}, ".gates[0].maxPercent: must be a percentage"),
         ({"minRequests": 5}, ".minRequests: must be >= 50"),

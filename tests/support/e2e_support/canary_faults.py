@@ -2,8 +2,9 @@
 
     CANARY_FAULT=errors quire-engine …    # with this file as sitecustomize.py on the PYTHONPATH
 
-``errors`` answers every hundredth request with status 500, and ``leak`` keeps 8 MiB for every request. The pods of the
-end-to-end scenario of canaries mount this file. The engine itself knows nothing of it.
+``errors`` answers every hundredth request with status 500, ``layer`` multiplies the weights of one decoder layer by
+1.5, and ``leak`` keeps 8 MiB for every request. The pods of the end-to-end scenario of canaries mount this
+file. The engine itself knows nothing of it.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ONE_IN = 100
+SCALE = 1.5
 LEAKED_BYTES = 8 << 20
 
 _kept: list[bytes] = []
@@ -41,6 +43,24 @@ def on_each_request(fault: str) -> None:
     Starlette.__call__ = call  # type: ignore[method-assign]
 
 
+def perturb_a_layer() -> None:
+    """Scale what the process that computes reads from the checkpoint for one layer."""
+    from quire_engine.model.weights import Safetensors
+
+    read: Any = Safetensors.read
+
+    def scaled(self: Any, name: str, part: Any = None, split: Any = None) -> Any:
+        tensor = read(self, name, part, split)
+        return tensor * SCALE if ".layers.1." in name and "proj" in name else tensor
+
+    Safetensors.read = scaled  # type: ignore[method-assign]
+
+
+def is_loop(command: list[str]) -> bool:
+    """Return whether a command is the process that computes."""
+    return "quire_engine.ipc.loop" in command
+
+
 def is_server(command: list[str]) -> bool:
     """Return whether a command is the process that serves requests."""
     return any(Path(word).name == "quire-engine" for word in command) or "quire_engine" in command
@@ -48,6 +68,8 @@ def is_server(command: list[str]) -> bool:
 
 def install(fault: str, command: list[str]) -> None:
     """Install the fault if this process is the one that it concerns."""
+    if fault == "layer" and is_loop(command):
+        perturb_a_layer()
     if fault in ("errors", "leak") and is_server(command):
         on_each_request(fault)
 

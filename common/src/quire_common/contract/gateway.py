@@ -52,6 +52,8 @@ class CanaryRoute:
     revision: str
     """The revision that the canary runs: another one starts with new figures."""
     weight_percent: int
+    compared_percent: float = 0.0
+    """The share of the requests with temperature 0 that are repeated on both tracks to compare the answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ class _ServedName(msgspec.Struct, frozen=True):
 class _Rollout(msgspec.Struct, frozen=True, rename="camel"):
     canary_revision: str | None = None
     weight_percent: int | None = None
+    compared_per_million: int | None = None
 
 
 class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -149,7 +150,11 @@ class KubeDeployment(msgspec.Struct, frozen=True):
         if rollout is None or not rollout.canary_revision:
             return None
         weight = _within(rollout.weight_percent, 100.0)
-        return CanaryRoute(revision=rollout.canary_revision, weight_percent=0 if weight is None else int(weight))
+        return CanaryRoute(
+            revision=rollout.canary_revision,
+            weight_percent=0 if weight is None else int(weight),
+            compared_percent=(_within(rollout.compared_per_million, 1_000_000) or 0) / 10_000,
+        )
 
 
 def _within(value: float | None, most: float) -> float | None:

@@ -14,12 +14,15 @@ from quire_operator.api.schema import JSON, Kind, Removed, Rule, Section, Sectio
 _MAX_STEPS, _MAX_GATES, _MAX_WEIGHT = 10, 8, 90
 _MOST_REQUESTS = 40
 """The default of maxRequests, as a multiple of minRequests."""
+_ANSWER_SAMPLE_PERCENT = 10.0
 
 
 class GateMetric(StrEnum):
     TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
     INTER_TOKEN_LATENCY = "InterTokenLatency"
     ERROR_RATE = "ErrorRate"
+    ANSWERS = "Answers"
+    """The share of sampled requests with temperature 0 that both tracks answer differently."""
 
 
 LATENCIES = frozenset({GateMetric.TIME_TO_FIRST_TOKEN, GateMetric.INTER_TOKEN_LATENCY})
@@ -86,9 +89,10 @@ class CanaryStep:
 class Gate:
     metric: GateMetric = Choice(
         "What is compared: TimeToFirstToken and InterTokenLatency while a replica of the canary has the load of a "
-        "stable one, ErrorRate over all requests.",
-        example="TimeToFirstToken, InterTokenLatency or ErrorRate",
-        removed={"Answers": "compare the answers of both revisions before the rollout, and remove this gate"},
+        "stable one, ErrorRate over all requests. "
+        "Answers repeats a sample of the requests with temperature 0 on both tracks and compares the tokens and "
+        "their logprobs: use it only where the gateway may keep prompts in memory for a moment.",
+        example="TimeToFirstToken, InterTokenLatency, ErrorRate or Answers",
     ).required()
     percentile: int | None = Integer("Percentile of a latency. Default is 95.", minimum=50, maximum=99).default(None)
     max_increase_percent: int | None = Integer(
@@ -96,21 +100,24 @@ class Gate:
     ).default(None)
     max_percent: float | None = Percent(
         "ErrorRate: the error rate that the canary may have; a higher rate of the stable revision is its limit "
-        'instead. Default is "0.5".'
+        'instead. Default is "0.5". Answers: the share of compared answers that may differ. Default is 1.'
     ).default(None)
 
     RULES: ClassVar = (
         Rule(
-            cel="self.metric != 'ErrorRate' || (!has(self.percentile) && !has(self.maxIncreasePercent))",
+            cel="!(self.metric in ['ErrorRate', 'Answers']) "
+            "|| (!has(self.percentile) && !has(self.maxIncreasePercent))",
             holds=lambda gate, document: (
                 gate.metric in LATENCIES or (gate.percentile is None and gate.max_increase_percent is None)
             ),
-            message="metric ErrorRate has no percentile and no maxIncreasePercent: set maxPercent instead",
+            message="metrics ErrorRate and Answers have no percentile and no maxIncreasePercent: set maxPercent "
+            "instead",
         ),
         Rule(
-            cel="self.metric == 'ErrorRate' || !has(self.maxPercent)",
+            cel="self.metric in ['ErrorRate', 'Answers'] || !has(self.maxPercent)",
             holds=lambda gate, document: gate.metric not in LATENCIES or gate.max_percent is None,
-            message="maxPercent is for metric ErrorRate: set percentile and maxIncreasePercent for a latency",
+            message="maxPercent is for metrics ErrorRate and Answers: set percentile and maxIncreasePercent for a "
+            "latency",
         ),
     )
 
@@ -126,15 +133,16 @@ class Gate:
 
     @property
     def error_limit(self) -> float:
-        """The allowed share of failed requests."""
-        return (0.5 if self.max_percent is None else self.max_percent) / 100
+        """The allowed share of failed requests, or of different answers."""
+        default = 1.0 if self.metric is GateMetric.ANSWERS else 0.5
+        return (default if self.max_percent is None else self.max_percent) / 100
 
     def __str__(self) -> str:
         return f"{self.metric} p{self.percentile or 95}" if self.metric in LATENCIES else self.metric.value
 
 
 DEFAULT_STEPS = tuple(CanaryStep(weight_percent=weight, duration_seconds=600.0) for weight in (10, 25, 50))
-DEFAULT_GATES = tuple(Gate(metric=metric) for metric in GateMetric)
+DEFAULT_GATES = tuple(Gate(metric=metric) for metric in GateMetric if metric is not GateMetric.ANSWERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +187,21 @@ class Canary:
         "Estimate passes a gate whose figure is within the limit, though not with certainty, and fails it "
         "otherwise. Fail and Pass decide without the figure."
     ).default(OnInconclusive.ESTIMATE)
-    answer_sample_percent: None = Removed(
-        "Removed: the gateway does not compare answers. Compare those of both revisions before the rollout.",
-        type="quantity",
+    answer_sample_percent: float | None = Percent(
+        "Share of the requests with temperature 0 that a gate with metric Answers repeats on both tracks. Default "
+        "is 10."
     ).default(None)
     on_failure: OnFailure = Choice(
         "Rollback removes a canary that fails. Pause stops its requests and keeps its replicas for inspection."
     ).default(OnFailure.ROLLBACK)
 
     RULES: ClassVar = (
+        Rule(
+            cel="!has(self.answerSamplePercent) "
+            "|| (has(self.gates) && self.gates.exists(gate, gate.metric == 'Answers'))",
+            holds=lambda canary, document: canary.answer_sample_percent is None or canary.compares_answers,
+            message="answerSamplePercent is for a gate with metric Answers: add one, or remove the field",
+        ),
         Rule(
             cel="!has(self.maxRequests) || self.maxRequests >= (has(self.minRequests) ? self.minRequests : 500)",
             holds=lambda canary, document: canary.most_requests >= canary.min_requests,
@@ -199,6 +213,17 @@ class Canary:
     def most_requests(self) -> int:
         """The requests of the canary after which ``on_inconclusive`` decides."""
         return _MOST_REQUESTS * self.min_requests if self.max_requests is None else self.max_requests
+
+    @property
+    def compares_answers(self) -> bool:
+        """True if a gate compares answers."""
+        return any(gate.metric is GateMetric.ANSWERS for gate in self.gates)
+
+    @property
+    def compared_percent(self) -> float:
+        """The share of the greedy requests that both tracks answer for a comparison, in percent; 0 without the gate."""
+        sample = _ANSWER_SAMPLE_PERCENT if self.answer_sample_percent is None else self.answer_sample_percent
+        return sample if self.compares_answers else 0.0
 
     def check(self, document: Fields) -> None:
         """Note weights that do not rise."""

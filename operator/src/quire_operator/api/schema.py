@@ -213,7 +213,7 @@ class Removed(Kind):
     """
 
     type: str
-    """The type that its values had: object, array or quantity."""
+    """The type that its values had: object or array."""
 
     @property
     def message(self) -> str:
@@ -222,8 +222,7 @@ class Removed(Kind):
     def schema(self, value_type: Any) -> JSON:
         anything: JSON = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         array: JSON = {"type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic", "items": anything}
-        quantity: JSON = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
-        shape = {"array": array, "quantity": {**quantity, "maxLength": 10}}.get(self.type, anything)
+        shape = array if self.type == "array" else anything
         return {**shape, "x-kubernetes-validations": [Rule(cel="false", message=self.message).schema]}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:

@@ -40,17 +40,35 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Answers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The sampled requests that both tracks answered for a comparison."""
+
+    compared: int = 0
+    """The comparisons that count: the same answer, or a different one."""
+    different: int = 0
+    near_ties: int = 0
+    """Answers that part where the model itself found two tokens nearly equally likely; they do not count."""
+    failed: int = 0
+    """Comparisons without an answer of both tracks."""
+
+    def __add__(self, other: "Answers") -> "Answers":
+        """Return the sum."""
+        return Answers(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracks:
     """Both tracks of one model."""
 
     stable: Track = Track()
     canary: Track = Track()
+    answers: Answers = Answers()
 
 
 class _Model(msgspec.Struct, frozen=True):
     revision: str
     tracks: dict[str, Track]
+    answers: Answers = Answers()
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -66,7 +84,7 @@ def read_tracks(body: bytes) -> TracksPage:
     page = msgspec.json.decode(body, type=_Page, strict=False)
     return {
         (model, found.revision): Tracks(
-            stable=found.tracks.get(STABLE, Track()), canary=found.tracks.get(CANARY, Track())
+            stable=found.tracks.get(STABLE, Track()), canary=found.tracks.get(CANARY, Track()), answers=found.answers
         )
         for model, found in page.models.items()
     }
@@ -81,6 +99,7 @@ def summed(pages: Iterable[TracksPage]) -> TracksPage:
             total[key] = Tracks(
                 stable=before.stable + tracks.stable,
                 canary=before.canary + tracks.canary,
+                answers=before.answers + tracks.answers,
             )
     return total
 
@@ -116,13 +135,13 @@ def above(histogram: Histogram, seconds: float) -> float:
 
 _SERIES = {GateMetric.TIME_TO_FIRST_TOKEN: TIME_TO_FIRST_TOKEN, GateMetric.INTER_TOKEN_LATENCY: INTER_TOKEN_LATENCY}
 _FAIL_DEVIATIONS, _PASS_DEVIATIONS = 3.5, 2.5
-_FAIL_SHARE, _PASS_ERRORS = 1e-3, 1e-4
-"""The probabilities of a wrong verdict about a share of errors."""
+_FAIL_SHARE, _PASS_ERRORS, _PASS_ANSWERS = 1e-3, 1e-4, 2e-3
+"""The probabilities of a wrong verdict about a share of errors or of different answers. Few answers are compared."""
 _FAIL_EARLY, _MIN_REQUESTS = 1e-6, 50
 """Before minRequests, an error rate fails only if it is above its limit with near certainty. A short outage of one
 replica is no error rate, so that very few requests are never judged."""
-_MIN_COMPARED = 20
-"""The fewest latencies of both tracks that suggest a verdict."""
+_MIN_COMPARED, _COMPARED_FOR_NONE = 20, 320
+"""The fewest compared answers from which a gate fails, and those that rule out differences if none is allowed."""
 _DETECTED = 2.0
 """A share of so many times the limit must be ruled out before a canary passes."""
 _NO_STREAMS = 2
@@ -164,10 +183,7 @@ class GateResult:
 
 def judge(policy: Canary, tracks: Tracks) -> tuple[GateResult, ...]:
     """Return the result of each gate."""
-    return tuple(
-        (_judge_errors if gate.metric is GateMetric.ERROR_RATE else _judge_latency)(gate, policy, tracks)
-        for gate in policy.gates
-    )
+    return tuple(_JUDGES.get(gate.metric, _judge_latency)(gate, policy, tracks) for gate in policy.gates)
 
 
 def hang(tracks: Tracks, weight_percent: int) -> str | None:
@@ -231,6 +247,32 @@ def _judge_errors(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
     if _is_within(canary.errors, canary.requests, limit, _PASS_ERRORS, for_none=policy.min_requests):
         return result(Verdict.PASSED, f"{shown}; {against}")
     return result(Verdict.WAITING, f"{shown}; not yet certain; {against}")
+
+
+def _judge_answers(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
+    found, limit = tracks.answers, gate.error_limit
+    result = _results(
+        gate,
+        stable=Figures(count=found.compared),
+        canary=Figures(count=found.compared, errors=found.different),
+        leaning=_leaning(found.different, found.compared, limit) if found.compared >= _MIN_COMPARED else None,
+    )
+    sampled = f"{policy.compared_percent:g} % of the requests with temperature 0"
+    if not found.compared:
+        why = ", and a comparison failed on a replica" if found.failed else ""
+        return result(Verdict.WAITING, f"no answer was compared yet: {sampled} are repeated on both tracks{why}")
+    ties = f", {found.near_ties} more at a near tie" if found.near_ties else ""
+    shown = f"{found.different} of {found.compared} compared answers differ{ties}; {100 * limit:g} % may"
+    if found.compared < _MIN_COMPARED:
+        return result(Verdict.WAITING, f"{shown}; at least {_MIN_COMPARED} are needed")
+    if _at_least(found.different, found.compared, limit) < _FAIL_SHARE:
+        return result(Verdict.FAILED, shown)
+    if _is_within(found.different, found.compared, limit, _PASS_ANSWERS, for_none=_COMPARED_FOR_NONE):
+        return result(Verdict.PASSED, shown)
+    return result(Verdict.WAITING, f"{shown}; not yet certain")
+
+
+_JUDGES = {GateMetric.ERROR_RATE: _judge_errors, GateMetric.ANSWERS: _judge_answers}
 
 
 def _results(

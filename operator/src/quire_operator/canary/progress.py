@@ -245,8 +245,13 @@ SECTION = "rollout"
 _MAX_MESSAGE = 2000
 
 
-def section(record: Record, results: Sequence[GateResult] | None) -> dict[str, object]:
-    """Return ``status.rollout``. Without results, ``with_gates`` adds the last ones."""
+def section(
+    record: Record, results: Sequence[GateResult] | None, *, compared_percent: float = 0.0
+) -> dict[str, object]:
+    """Return ``status.rollout``. Without results, ``with_gates`` adds the last ones.
+
+    ``compared_percent`` is the share of greedy requests whose answers the gateways compare.
+    """
     found: dict[str, object] = {
         "phase": record.phase.value,
         "stableRevision": record.stable,
@@ -256,6 +261,8 @@ def section(record: Record, results: Sequence[GateResult] | None) -> dict[str, o
     if record.canary:
         found |= {"canaryRevision": record.canary, "step": record.step + 1}
         found |= {"startTime": clock_time(record.started), "stepStartTime": clock_time(record.step_started)}
+    if compared_percent and record.phase is Phase.CANARY:
+        found["comparedPerMillion"] = round(compared_percent * 10_000)
     if record.rejected:
         found["rejectedRevision"] = record.rejected
     if results is not None:

@@ -111,7 +111,7 @@ def _section(
 ) -> Mapping[str, object]:
     # The figures of another revision are not those of this canary.
     is_about = revision in (record.canary, record.rejected) and record.phase is not Phase.STARTING
-    found = section(record, results if is_about else None)
+    found = section(record, results if is_about else None, compared_percent=policy.compared_percent)
     return with_gates(found, resource.status, record=record)
 
 
