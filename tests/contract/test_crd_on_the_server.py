@@ -5,7 +5,6 @@ The parser rejects what the schema rejects, because ``quire up`` has no API serv
 
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -515,14 +514,6 @@ class Stored:
 BOUNDS: dict[str, Any] = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
 
 
-def test_users_may_change_replicas_without_autoscaling(crd_server: ControlPlane, namespace: str) -> None:
-    stored = Stored(crd_server, namespace, replicas=2)
-    stored.scale(6)
-    assert stored.replicas == 6
-    stored.apply(replicas=3)
-    assert stored.replicas == 3
-
-
 def test_users_may_not_change_replicas_with_autoscaling(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace, replicas=6, **BOUNDS)
     with pytest.raises(KubectlFailed, match=OWNED):
@@ -538,14 +529,6 @@ def test_replicas_may_change_with_the_switch_to_autoscaling(crd_server: ControlP
     stored = Stored(crd_server, namespace, replicas=6)
     stored.apply(replicas=4, **BOUNDS)
     assert stored.replicas == 4
-
-
-def test_replicas_may_change_with_the_switch_back(crd_server: ControlPlane, namespace: str) -> None:
-    stored = Stored(crd_server, namespace, replicas=6, **BOUNDS)
-    stored.edit({"spec": {"autoscaling": None, "replicas": 3}})
-    assert stored.replicas == 3
-    stored.scale(1)
-    assert stored.replicas == 1
 
 
 def test_switching_back_without_replicas_keeps_the_number(crd_server: ControlPlane, namespace: str) -> None:
@@ -608,14 +591,6 @@ def test_status_is_kept_whole_and_apart_from_the_spec(crd_server: ControlPlane, 
     assert stored.edit({"status": {"replicas": 9}, "spec": {"replicas": 2}})["status"] == STATUS
 
 
-def test_the_scale_subresource_serves_an_hpa(crd_server: ControlPlane, namespace: str) -> None:
-    stored = Stored(crd_server, namespace, replicas=2)
-    stored.edit({"status": copy.deepcopy(STATUS)}, "/status")
-    scale = stored.get("/scale")
-    assert scale["spec"] == {"replicas": 2}
-    assert scale["status"] == {"replicas": 2, "selector": "quire.dev/llmdeployment=chat"}
-
-
 def test_kubectl_get_prints_the_columns(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace)
     stored.edit({"status": copy.deepcopy(STATUS)}, "/status")
@@ -626,11 +601,6 @@ def test_kubectl_get_prints_the_columns(crd_server: ControlPlane, namespace: str
     assert row.split()[:6] == ["llmdeployment.quire.dev/chat", "True", "ReplicasReady", "2", "3", "file:///models/demo"]
     wide = crd_server.kubectl("get", "llmd", "-n", namespace, "-o", "wide")
     assert "http://chat.default.svc:8000/v1" in wide
-
-
-@pytest.mark.parametrize("path", ["spec.engine.kvCache.size", "spec.autoscaling.scaleDown.window", "status.capacity"])
-def test_kubectl_explains_the_fields(crd_server: ControlPlane, path: str) -> None:
-    assert re.search(r"DESCRIPTION:\s+\S", crd_server.kubectl("explain", f"llmd.{path}"))
 
 
 def test_served_schema_equals_the_file(crd_server: ControlPlane) -> None:

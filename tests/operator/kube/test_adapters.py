@@ -112,40 +112,6 @@ def annotation(space: Namespace, pod: str) -> str | None:
     return found if found is None else str(found)
 
 
-def test_unservable_adapters_report_a_reason(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply_adapter("lost", deployment="nowhere")
-    wait_reason(space, "lost", "DeploymentNotFound")
-    space.apply("plain", replicas=0)
-    space.apply_adapter("early", deployment="plain")
-    assert "spec.engine.adapters" in wait_reason(space, "early", "AdaptersDisabled")["message"]
-    space.apply("plain", replicas=0, engine=ROOM)
-    assert wait_reason(space, "early", "ScaledToZero")["status"] == "True"
-    space.apply_adapter("second", deployment="plain", servedName="early")
-    assert "LLMAdapter" in wait_reason(space, "second", "NameTaken")["message"]
-    space.delete("llmadapters", "early")
-    wait_reason(space, "second", "ScaledToZero")
-
-
-def test_names_of_both_kinds_follow_one_rule(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply("a", replicas=0, engine=ROOM)
-    space.apply_adapter("talk", deployment="a")
-    wait_reason(space, "talk", "ScaledToZero")
-    until(lambda: newer(space, "talk"))
-    space.apply("b", replicas=0, model={"source": "file:///m", "servedName": "talk"})
-    assert f"LLMAdapter {space.name}/talk" in space.wait_reason("b", "Ready", "ServedNameConflict")["message"]
-    assert condition(space, "talk")["reason"] == "ScaledToZero"
-    space.delete("llmadapters", "talk")
-    until(lambda: space.condition("b", "Ready")["reason"] != "ServedNameConflict")
-
-
-def newer(space: Namespace, adapter: str) -> bool:
-    """Return whether an object created now is younger than an adapter: the API server's clock counts seconds."""
-    space.apply("probe", replicas=0)
-    made = (space.get("llmdeployments", "probe") or {})["metadata"]["creationTimestamp"]
-    space.delete("llmdeployments", "probe")
-    return bool(made > (space.get("llmadapters", adapter) or {})["metadata"]["creationTimestamp"])
-
-
 def test_a_new_leader_keeps_the_list(space: Namespace, operators: Operators) -> None:
     """A process that has not listed all LLMAdapters yet must not write a shorter list: engines would unload."""
     first = operators.start(*space.flags())

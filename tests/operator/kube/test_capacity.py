@@ -147,18 +147,3 @@ def test_small_memory_limit_is_reported_without_rights_to_nodes(start: Start, sp
     ready = space.wait_reason("chat", "Ready", "InsufficientMemory")
     assert "spec.resources.limits.memory is 2 GiB" in ready["message"]
     assert space.names("deployments") == []
-
-
-def test_ranks_that_do_not_divide_a_model_are_refused_early(start: Start, space: Namespace, hub: str) -> None:
-    """No memory limit is needed for this; a size that divides the model is applied."""
-    start(*space.flags(), "--hub-endpoint", hub)
-    space.apply("chat", model=MODEL, parallelism={"tensor": 3})
-    ready = space.wait_reason("chat", "Ready", "InvalidSpec")
-    assert "spec.parallelism.tensor: must divide the 32 attention heads of the model, got 3" in ready["message"]
-    assert space.names("deployments") == []
-
-    space.apply("chat", model=MODEL, parallelism={"tensor": 2})
-    until(lambda: space.get("deployments", "chat"))
-    (engine,) = (space.get("deployments", "chat") or {})["spec"]["template"]["spec"]["containers"]
-    assert engine["args"][engine["args"].index("--tensor-parallel-size") + 1] == "2"
-    space.wait_reason("chat", "Degraded", "AsExpected")

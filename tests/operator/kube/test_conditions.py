@@ -1,7 +1,8 @@
 """Each reason of a condition, caused on a real API server and removed again.
 
 Quotas, admission and the scheduler are real. The kubelet's part is written into the pod's status in the kubelet's
-words; such pods are kept from the scheduler. All cases run side by side in one namespace.
+words, and such pods are kept from the scheduler; test_pods_and_failures.py has a table of the kubelet's other words.
+All cases run side by side in one namespace.
 """
 
 import re
@@ -16,8 +17,6 @@ from kube_support.operators import Namespace, Operators, until
 
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.fake_nodes import FakeNodes
-from quire_common.contract import engine as engine_names
-from quire_operator.deployment.pod_failures import FailureReason
 
 NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "no-such-scheduler"}}
 SILENT = "127.0.77.9"
@@ -62,102 +61,14 @@ def of_class(name: str) -> dict[str, Any]:
     return {"podTemplate": {"spec": {"priorityClassName": name, "schedulerName": "no-such-scheduler"}}}
 
 
-PULL = (
-    'Back-off pulling image "registry.example/engine:none": ErrImagePull: rpc error: code = NotFound desc = failed to '
-    'pull and unpack image "registry.example/engine:none": failed to resolve reference "registry.example/engine:none": '
-    "registry.example/engine:none: not found"
-)
-AS_ROOT = 'container has runAsNonRoot and image will run as root (pod: "chat_default(0f3a)", container: engine)'
-NO_PROGRAM = (
-    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
-    'unable to start container process: exec: "quire-engine": executable file not found in $PATH: unknown'
-)
-TOO_LARGE = "quire-engine cannot start:\n  the weights need 15.0 GiB and the GPU has 11.9 GiB\n\nquire-engine --help …"
-NO_HUB = "quire: https://huggingface.co/org/model does not exist, or needs a token (401)\n"
-NO_DEVICE = (
-    "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, "
-    "which is unexpected"
-)
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 WITHOUT_GPUS = "fake-without-gpus"
 
 CASES: dict[str, Case] = {
-    "image": Case(
-        reason="ImagePullFailed",
-        words="engine:none: not found",
-        pod={"containerStatuses": [waiting("ImagePullBackOff", PULL)]},
-    ),
-    "image-name": Case(
-        reason="ImagePullFailed",
-        words="couldn't parse image name",
-        pod={
-            "containerStatuses": [
-                waiting(
-                    "InvalidImageName",
-                    'Failed to apply default image tag "A//b": couldn\'t parse image name "A//b": invalid format',
-                )
-            ]
-        },
-    ),
-    "secret": Case(
-        reason="SecretMissing",
-        words='secret "hf" not found',
-        pod={
-            "initContainerStatuses": [
-                waiting("CreateContainerConfigError", 'secret "hf" not found', name="fetch-model")
-            ]
-        },
-    ),
-    "key": Case(
-        reason="SecretMissing",
-        words="couldn't find key token in Secret",
-        pod={
-            "containerStatuses": [waiting("CreateContainerConfigError", "couldn't find key token in Secret default/hf")]
-        },
-    ),
-    "as-root": Case(
-        reason="ContainerConfigError",
-        words="runAsNonRoot and image will run as root",
-        pod={"containerStatuses": [waiting("CreateContainerConfigError", AS_ROOT)]},
-    ),
-    "no-program": Case(
-        reason="ContainerConfigError",
-        words="executable file not found",
-        pod={
-            "containerStatuses": [
-                waiting("RunContainerError", NO_PROGRAM)
-                | {"lastState": {"terminated": {"exitCode": 128, "reason": "StartError", "message": NO_PROGRAM}}}
-            ]
-        },
-    ),
-    "download": Case(
-        reason="ModelDownloadFailed",
-        words="needs a token (401)",
-        pod={"initContainerStatuses": [looping(1, NO_HUB, name="fetch-model")]},
-    ),
     "memory": Case(
         reason="OutOfMemory",
         words="it exceeded its memory limit",
         pod={"containerStatuses": [looping(137, "", reason="OOMKilled")]},
-    ),
-    "refused": Case(
-        reason="EngineRefused",
-        words="the weights need 15.0 GiB and the GPU has 11.9 GiB",
-        pod={"containerStatuses": [looping(engine_names.CONFIG_ERROR_EXIT_CODE, TOO_LARGE)]},
-    ),
-    "crash": Case(
-        reason="CrashLooping",
-        words="exited with code 1: RuntimeError: CUDA error: an illegal memory access was encountered",
-        pod={
-            "containerStatuses": [
-                looping(1, "Traceback …\nRuntimeError: CUDA error: an illegal memory access was encountered\n")
-            ]
-        },
-    ),
-    "no-device": Case(
-        reason="PodFailed",
-        words=f"UnexpectedAdmissionError: {NO_DEVICE}",
-        pod={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": NO_DEVICE},
     ),
     "no-gpu": Case(
         reason="InsufficientGPU",
@@ -184,12 +95,6 @@ CASES: dict[str, Case] = {
         reason="ReplicasRefused",
         words="no PriorityClass with name missing-class was found",
         spec=of_class("missing-class"),
-        fix={"replicas": 1},
-    ),
-    "invalid": Case(
-        reason="InvalidSpec",
-        words="spec.engine.extraArgs[0]",
-        spec={"engine": {"extraArgs": ["--no-such-flag"]}},
         fix={"replicas": 1},
     ),
     "rejected": Case(
@@ -338,8 +243,3 @@ def test_condition_recovers_when_the_cause_is_removed(name: str, fixed: Namespac
         assert fixed.condition(name, "Progressing")["reason"] == "Complete"
         until(lambda: events_of(fixed, name)["Serving"])
     assert events_of(fixed, name)[case.reason] == 1, "and was not reported again"
-
-
-def test_every_reason_of_pods_is_caused_by_a_scenario() -> None:
-    caused_here = {case.reason for case in CASES.values()}
-    assert set(FailureReason) - caused_here == {FailureReason.DEADLINE_EXCEEDED}

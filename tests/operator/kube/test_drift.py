@@ -72,18 +72,6 @@ def test_edits_of_owned_fields_are_reverted(drift: Namespace) -> None:
     until(lambda: not broken(), why=broken)
 
 
-def test_drift_repair_is_reported_in_an_event(drift: Namespace) -> None:
-    drift.patch("deployments", "drift", {"spec": {"minReadySeconds": 1, "revisionHistoryLimit": 9}}, manager="meddler")
-
-    def told() -> list[str]:
-        events = [e for e in drift.items("events") if e["involvedObject"]["name"] == "drift"]
-        return [e["message"] for e in events if e["reason"] == "DriftRepaired" and "meddler" in e["message"]]
-
-    (message,) = until(told)
-    assert "Deployment drift" in message and "spec.revisionHistoryLimit" in message
-    drift.patch("deployments", "drift", {"spec": {"minReadySeconds": None}}, manager="meddler")
-
-
 def test_deleted_children_are_created_again(drift: Namespace) -> None:
     kinds = ("deployments", "services", "poddisruptionbudgets", "serviceaccounts")
     before = {kind: (drift.get(kind, "drift") or {})["metadata"]["uid"] for kind in kinds}

@@ -152,12 +152,3 @@ def test_missing_rights_are_named_in_a_reduced_view(
 
     code, _, err = quire("top", *where)
     assert code == 1 and f"you are not allowed to list pods in namespace {shared_space.name}" in err
-
-
-def test_unknown_name_gets_suggestions(shared_space: Namespace, operator: OperatorProcess, quire: Quire) -> None:
-    shared_space.apply("chat-large", replicas=0)
-    where = ("-n", shared_space.name, "--kubeconfig", shared_space.server.admin_kubeconfig)
-    for command in ("explain", "top"):
-        code, out, err = quire(command, "chat-lagre", *where)
-        assert (code, out) == (1, "")
-        assert "there is no LLMDeployment chat-lagre in namespace shared" in err and "did you mean chat-large" in err

@@ -158,13 +158,3 @@ def test_policy_of_a_deleted_deployment_outlives_its_pods(space: Namespace, oper
     space.patch("pods", pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["quire.dev/drains"]}})
     until(lambda: space.get("pods", pod) is None)
     until(lambda: space.get("networkpolicies", "chat") is None)
-
-
-def test_existing_policy_of_the_name_is_kept_and_no_replica_runs(space: Namespace, operator: OperatorProcess) -> None:
-    theirs = space.create("networkpolicies", {"metadata": {"name": "chat"}, "spec": {"podSelector": {}}})
-    space.apply()
-    ready = space.wait_reason("chat", "Ready", "NameConflict")
-    assert "NetworkPolicy chat already exists and was not created by quire" in ready["message"]
-    assert "chat" not in space.names("deployments"), "its pods would be open to all"
-    found = space.get("networkpolicies", "chat")
-    assert found is not None and found["spec"] == theirs["spec"]

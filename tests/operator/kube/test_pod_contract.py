@@ -4,51 +4,11 @@ from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
-from kube_support.pod_security import SAFE
-
-BREAKING: dict[str, Any] = {
-    "hostNetwork": True,
-    "serviceAccountName": "admin",
-    "automountServiceAccountToken": True,
-    "nodeName": "n",
-    "volumes": [{"name": "tmp", "hostPath": {"path": "/"}}],
-    "initContainers": [{"name": "root", "image": "x", "securityContext": SAFE | {"privileged": True}}],
-    "containers": [
-        {"name": "thief", "image": "x", "securityContext": SAFE, "ports": [{"containerPort": 8000, "hostPort": 80}]},
-        {
-            "name": "engine",
-            "ports": [{"containerPort": 8000, "name": "other"}],
-            "readinessProbe": None,
-            "env": [{"name": "QUIRE_ENGINE_PORT", "value": "1"}],
-            "resources": {"limits": {"cpu": 1}},
-        },
-    ],
-}
-PATHS = (
-    "spec.hostNetwork",
-    "spec.serviceAccountName",
-    "spec.automountServiceAccountToken",
-    "spec.nodeName",
-    "spec.volumes[name=tmp]",
-    "spec.initContainers[name=root].securityContext.privileged",
-    "spec.containers[name=thief].ports",
-    "spec.containers[name=engine].ports",
-    "spec.containers[name=engine].readinessProbe",
-    "spec.containers[name=engine].env[name=QUIRE_ENGINE_PORT]",
-    "spec.containers[name=engine].resources.limits",
-)
 
 
 @pytest.fixture
 def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
     return shared_space
-
-
-def test_settings_that_break_a_replica_are_refused_together(shared: Namespace) -> None:
-    shared.apply("broken", podTemplate={"spec": BREAKING})
-    message = shared.wait_reason("broken", "Ready", "InvalidSpec")["message"]
-    assert [path for path in PATHS if f"spec.podTemplate.{path}:" not in message] == []
-    assert "broken" not in shared.names("deployments")
 
 
 def test_server_errors_are_shown_unchanged(shared: Namespace) -> None:
@@ -89,31 +49,6 @@ def test_foreign_service_fields_are_removed_or_named(shared: Namespace) -> None:
     shared.wait_reason("exposed", "ForeignFields", "NoneFound")
 
 
-def test_missing_keys_are_reported_from_the_pod_status(shared: Namespace) -> None:
-    """There is no kubelet here: the pod's status is that of an init container without its secret."""
-    shared.apply("keyed", auth={"secretName": "team-keys"}, replicas=1)
-    shared.wait_settled("keyed")
-    (pod,) = (p for p in shared.items("pods") if p["metadata"]["name"].startswith("keyed-"))
-    (check,) = pod["spec"]["initContainers"]
-    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "api-keys")
-    assert volume["secret"]["optional"] is True, "else the pod would wait for it, and no status would say so"
-    for words in ('secret "team-keys" not found', "couldn't find key keys in Secret shared/team-keys"):
-        waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": words}}
-        state = {
-            "name": check["name"],
-            "ready": False,
-            "restartCount": 0,
-            "image": "x",
-            "imageID": "",
-            "state": waiting,
-        }
-        status = {"status": {"phase": "Pending", "initContainerStatuses": [state]}}
-        shared.patch("pods", f"{pod['metadata']['name']}/status", status)
-        until(lambda words=words: words in shared.condition("keyed", "Degraded").get("message", ""))  # type: ignore[misc]
-        for kind in ("Ready", "Degraded", "Progressing"):
-            assert shared.condition("keyed", kind)["reason"] == "SecretMissing"
-
-
 def test_a_child_that_another_controller_owns_is_never_touched(shared: Namespace) -> None:
     theirs = shared.create("configmaps", {"metadata": {"name": "another-owner"}})["metadata"]
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "another-owner", "uid": theirs["uid"], "controller": True}
@@ -126,16 +61,6 @@ def test_a_child_that_another_controller_owns_is_never_touched(shared: Namespace
     after = shared.get("poddisruptionbudgets", "owned")
     assert after is not None and after["spec"] == budget["spec"]
     assert "quire" not in {entry["manager"] for entry in after["metadata"]["managedFields"]}
-
-
-def test_name_of_a_foreign_child_is_reported_with_its_owner(shared: Namespace) -> None:
-    shared.apply("tall")
-    shared.wait_settled("tall")
-    shared.apply("tall-headless")
-    ready = shared.wait_reason("tall-headless", "Ready", "NameConflict")
-    assert "Service tall-headless already exists and belongs to LLMDeployment tall" in ready["message"]
-    shared.touch("tall", "again")
-    assert shared.condition("tall", "Ready")["reason"] == "Starting"
 
 
 def test_the_longest_name_has_all_its_children(shared: Namespace) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kube_support.operators import Namespace, OperatorProcess
+from kube_support.operators import Namespace
 from kube_support.pod_security import CASES, SAFE
 from specs import valid_spec
 
@@ -53,15 +53,3 @@ def test_replicas_run_where_the_restricted_profile_is_enforced(restricted: Names
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_standard])
 def test_server_and_operator_refuse_the_same_specs(restricted: Namespace, name: str) -> None:
     assert admission(restricted, podTemplate=CASES[name].template)
-
-
-def test_specs_that_own_the_node_become_no_pods(shared_space: Namespace, operator: OperatorProcess) -> None:
-    pod = {
-        "securityContext": {"supplementalGroups": [0]},
-        "volumes": [{"name": "h", "hostPath": {"path": "/run/containerd"}}],
-    }
-    shared_space.apply("thief", podTemplate={"spec": pod})
-    message = shared_space.wait_reason("thief", "Ready", "InvalidSpec")["message"]
-    assert "spec.podTemplate.spec.securityContext.supplementalGroups: must not contain 0" in message
-    assert "spec.podTemplate.spec.volumes[name=h].hostPath: may not be" in message
-    assert "thief" not in shared_space.names("deployments")

@@ -9,29 +9,6 @@ def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
     return shared_space
 
 
-def test_every_problem_of_a_spec_is_listed_and_pods_keep_running(shared: Namespace) -> None:
-    shared.apply("wrong", replicas=2)
-    shared.wait_settled("wrong")
-    before = shared.get("deployments", "wrong")
-    shared.apply(
-        "wrong",
-        model={"source": "s3://bucket/model?region=EU"},
-        podTemplate={"nodeSelector": {}},
-        engine={"extraArgs": ["--no-such-flag"]},
-        replicas=9,
-    )
-    ready = shared.wait_reason("wrong", "Ready", "InvalidSpec")
-    for path in ("spec.model.source", "spec.podTemplate.nodeSelector", "spec.engine.extraArgs[0]"):
-        assert path in ready["message"]
-    assert shared.condition("wrong", "Degraded")["reason"] == "InvalidSpec"
-    after = shared.get("deployments", "wrong")
-    assert before is not None and after is not None and before["spec"] == after["spec"]
-
-    shared.apply("wrong", replicas=3)
-    shared.wait_settled("wrong")
-    assert shared.condition("wrong", "Degraded")["reason"] == "AsExpected"
-
-
 def test_object_rejected_by_the_server_is_not_retried(shared: Namespace) -> None:
     """An unknown field gets 500 and a wrong value 422. The user must fix both, so neither is retried."""
     start = shared.server.audit.position()
@@ -45,24 +22,6 @@ def test_object_rejected_by_the_server_is_not_retried(shared: Namespace) -> None
     shared.wait_settled("unknown")
     tried = shared.server.audit.mutating_requests(start, user_agent="shared-operator")
     assert sum((r.resource, r.name) == ("deployments", "negative") for r in tried) == 1
-
-
-def test_foreign_object_with_a_childs_name_is_never_changed(shared: Namespace) -> None:
-    foreign = {"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}], "selector": {"a": "b"}}}
-    shared.create("services", foreign)
-    before = shared.get("services", "taken")
-    shared.apply("taken")
-    ready = shared.wait_reason("taken", "Ready", "NameConflict")
-    assert "Service taken already exists and was not created by quire" in ready["message"]
-    assert shared.get("services", "taken") == before
-    assert "taken" not in shared.names("deployments") and "taken-headless" in shared.names("services")
-
-    shared.delete("services", "taken")
-    shared.touch("taken", "once-the-name-is-free")
-    shared.wait_reason("taken", "Ready", "Starting")
-    service = shared.get("services", "taken")
-    assert service is not None and service["spec"]["ports"][0]["port"] == 8000
-    assert "taken" in shared.names("deployments")
 
 
 def test_foreign_objects_that_differ_in_no_field_are_never_changed(shared: Namespace) -> None:
@@ -105,13 +64,3 @@ def test_recreated_resource_waits_for_old_children(shared: Namespace) -> None:
 
     until(replaced)  # the garbage collector learns of a new kind within half a minute
     shared.wait_settled("recreated")
-
-
-def test_a_quota_is_named(shared: Namespace) -> None:
-    quota = {"metadata": {"name": "no-claims"}, "spec": {"hard": {"persistentvolumeclaims": "0"}}}
-    shared.create("resourcequotas", quota)
-    until(lambda: (shared.get("resourcequotas", "no-claims") or {}).get("status", {}).get("hard"))
-    shared.apply("poor", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
-    ready = shared.wait_reason("poor", "Ready", "QuotaExceeded")
-    assert "exceeded quota: no-claims" in ready["message"]
-    shared.delete("resourcequotas", "no-claims")

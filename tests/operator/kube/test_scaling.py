@@ -86,18 +86,6 @@ def test_switching_autoscaling_on_and_off_changes_no_replicas(shared: Namespace)
     assert set(replicas_applied(shared, "switched", start)) <= {5, 6, 7}, "never below on the way"
 
 
-def test_other_client_that_scales_is_named(shared: Namespace) -> None:
-    shared.apply("contested", replicas=2, autoscaling=AUTOSCALING)
-    shared.wait_settled("contested")
-    for _ in range(2):  # a single change is taken for a manual one
-        shared.server.kubectl("scale", "-n", shared.name, "deployment/contested", "--replicas=5")
-        wait_replicas(shared, "contested", 2)
-    contested = shared.wait_reason("contested", "Autoscaling", "ReplicasContested")
-    assert contested["message"].startswith(
-        "Another client (kubectl) also sets the replicas of the Deployment contested"
-    )
-
-
 def test_hpa_that_scales_the_deployment_is_named(shared: Namespace) -> None:
     """An HPA whose minReplicas is not met scales without metrics; only the controller manager's name remains."""
     shared.apply("rivalled", replicas=2, autoscaling=AUTOSCALING)
@@ -115,22 +103,6 @@ def test_hpa_that_scales_the_deployment_is_named(shared: Namespace) -> None:
     assert contested["message"].startswith("A HorizontalPodAutoscaler, perhaps one that a KEDA ScaledObject made, also")
     assert "kubectl get hpa,scaledobject shows it" in contested["message"]
     shared.delete("horizontalpodautoscalers", "rivalled")
-
-
-def test_recommend_mode_reports_without_scaling(shared: Namespace, replica: None) -> None:
-    autoscaling = {"minReplicas": 1, "maxReplicas": 8, "mode": "Recommend", "targets": {"queueDepth": 20}}
-    shared.apply("advised", replicas=1, autoscaling=autoscaling)
-    shared.wait_reason("advised", "Autoscaling", "Recommending")
-    wait_replicas(shared, "advised", 1)
-    shared.run_pods("advised", address=POD_IP)
-    decided = until(lambda: (autoscaling_status(shared, "advised") or {}).get("lastDecision"))
-    assert (decided["from"], decided["to"]) == (1, 2) and decided["inputs"]["waiting"] == "40"
-    for count in (3, 2, 3):
-        shared.server.kubectl("scale", "-n", shared.name, "deployment/advised", f"--replicas={count}")
-        wait_replicas(shared, "advised", count)
-    assert shared.condition("advised", "Autoscaling")["reason"] == "Recommending"
-    told = {e["reason"] for e in shared.items("events") if e["involvedObject"]["name"] == "advised"}
-    assert "DriftRepaired" not in told
 
 
 def scaled_to_three(request: AuditedRequest) -> str | None:

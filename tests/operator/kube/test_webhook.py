@@ -2,7 +2,6 @@
 
 import base64
 import shutil
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,40 +153,3 @@ def test_standby_reviews_and_its_dry_run_needs_no_fence(
     assert "the API server rejected the Deployment" in said
     assert space.holder() == "leader"
     leader.kill()
-
-
-def test_condition_shows_the_errors_without_a_webhook(space: Namespace, webhook: Webhook) -> None:
-    operator = webhook.start()
-    webhook.register(policy="Ignore")
-    wait_judged(webhook)
-    operator.kill()
-
-    assert "created" in webhook.apply("wrong", WRONG)
-
-    webhook.start()
-    message = space.wait_reason("wrong", "Ready", "InvalidSpec")["message"]
-    assert "spec.engine.extraArgs[1]" in message and "spec.podTemplate.spec.hostNetwork" in message
-    space.touch("wrong", "a-label-can-be-written-still")
-
-
-def test_renewed_certificate_is_loaded(space: Namespace, webhook: Webhook) -> None:
-    webhook.start()
-    webhook.register()
-    wait_judged(webhook)
-
-    renewed = webhook.renew("second")
-
-    until(lambda: served_certificate(webhook.port) == der(renewed))
-    assert "denied the request" in webhook.apply("wrong", WRONG)
-
-
-def served_certificate(port: int) -> bytes | None:
-    """Return the certificate that the webhook presents; None while it does not listen."""
-    try:
-        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port)))
-    except OSError:
-        return None
-
-
-def der(pem: bytes) -> bytes:
-    return ssl.PEM_cert_to_DER_cert(pem.decode())

@@ -90,15 +90,6 @@ async def test_changed_spec_starts_a_canary_and_keeps_stable_pods(world: World) 
     assert world.condition("Progressing") == "True Canary" and world.condition("Ready") == "True Serving"
 
 
-async def test_changed_replicas_create_no_revision(world: World) -> None:
-    await stable(world)
-    world.apply(**{**OLD, "replicas": 5})
-    await world.settle()
-    assert phase(world) == ("Stable", 0)
-    body: Any = world.cluster.manifests[DEPLOYMENT].body
-    assert body["spec"]["replicas"] == 5
-
-
 async def test_change_that_reaches_no_pod_applies_without_a_canary(world: World) -> None:
     def cached(retain: str, **other: Any) -> dict[str, Any]:
         cache = {"size": "10Gi", "accessMode": "ReadWriteMany", "retain": retain}
@@ -162,29 +153,6 @@ async def test_bad_canary_is_rolled_back_and_not_retried(world: World, tracks: T
     assert phase(world) == ("Starting", 0) and max_sequences(world, CANARY) == "32"
 
 
-async def test_on_failure_pause_keeps_the_replicas_without_requests(world: World) -> None:
-    canary = {**ROLLOUT["canary"], "onFailure": "Pause"}  # type: ignore[dict-item]
-    rollout = {"rollout": {"strategy": "Canary", "canary": canary}}
-    await serving(world)
-    world.apply(**{**NEW, **rollout})
-    await pass_time(world, 15, tracks=SLOW)
-    assert phase(world) == ("Paused", 0) and CANARY in world.cluster.children
-    await pass_time(world, 600, tracks=GOOD)
-    assert phase(world) == ("Paused", 0)
-    world.apply(**{**OLD, **rollout})
-    await world.settle()
-    assert phase(world) == ("Stable", 0) and CANARY not in world.cluster.children
-
-
-async def test_new_edit_replaces_the_canary(world: World) -> None:
-    await serving(world)
-    await pass_time(world, 15, tracks=GOOD)
-    world.apply(**OTHER)
-    await world.settle(passes=1)
-    assert phase(world) == ("Starting", 0)
-    assert (max_sequences(world, DEPLOYMENT), max_sequences(world, CANARY)) == ("8", "32")
-
-
 async def test_broken_replicas_of_an_old_canary_fail_no_new_one(world: World, pod: Any) -> None:
     canary = {**ROLLOUT["canary"], "onFailure": "Pause"}  # type: ignore[dict-item]
     rollout = {"rollout": {"strategy": "Canary", "canary": canary}}
@@ -214,39 +182,6 @@ async def test_replicas_of_an_old_canary_get_no_new_requests(world: World) -> No
     world.restart()
     await world.settle(passes=1)
     assert phase(world) == ("Starting", 0) and max_sequences(world, CANARY) == "32"
-
-
-async def test_reverted_spec_removes_the_canary(world: World) -> None:
-    await serving(world)
-    world.apply(**OLD)
-    await world.settle()
-    assert phase(world) == ("Stable", 0) and CANARY not in world.cluster.children
-    assert world.status["rollout"]["message"] == "the spec was changed back to the stable revision"
-    assert "rejectedRevision" not in world.status["rollout"]
-
-
-async def test_pause_holds_the_weight_and_the_step(world: World) -> None:
-    await serving(world)
-    world.apply(**NEW, paused=True)
-    await pass_time(world, 600, tracks=GOOD)
-    assert phase(world) == ("Canary", 20)
-    world.apply(**NEW)
-    await pass_time(world, 30, tracks=GOOD)
-    assert phase(world) == ("Canary", 20), "the time of the pause does not count"
-
-
-async def test_canary_without_traffic_waits_with_a_message(world: World) -> None:
-    await serving(world)
-    await pass_time(world, 3600, tracks=Tracks(stable=track(4000)))
-    assert phase(world) == ("Canary", 20)
-    assert "no request has reached the canary in 1h; 100 are needed" in world.status["rollout"]["message"]
-
-
-async def test_canary_without_a_gateway_waits_with_a_message(world: World) -> None:
-    await serving(world)
-    await pass_time(world, 3600)
-    assert phase(world) == ("Canary", 20)
-    assert "no gateway reports this canary" in world.status["rollout"]["message"]
 
 
 async def test_restarted_replica_fails_the_canary(world: World, pod: Any) -> None:

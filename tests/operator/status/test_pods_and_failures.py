@@ -56,6 +56,11 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
         "SecretMissing",
         "couldn't find key token in Secret a/hub",
     ),
+    "no program": (
+        {"containerStatuses": [waiting("RunContainerError", 'exec: "quire-engine": executable file not found')]},
+        "ContainerConfigError",
+        "executable file not found",
+    ),
     "config map": (
         {"containerStatuses": [waiting("CreateContainerConfigError", 'configmap "x" not found')]},
         "ContainerConfigError",

@@ -112,8 +112,8 @@ class OperatorProcess:
             connection.close()
 
     def writes(self) -> list[str]:
-        """Return the writes that it was about to send since it was armed, in order."""
-        return [f"{line['verb']} {line['kind']}" for line in self.lines() if line.get("armed")]
+        """Return the writes that it was about to send, in order."""
+        return [f"{line['verb']} {line['kind']}" for line in self.lines() if "write" in line]
 
 
 class Operators:
@@ -134,7 +134,6 @@ class Operators:
         identity: str | None = None,
         before_write: int | str | None = None,
         then: signal.Signals = signal.SIGKILL,
-        armed_by: Path | None = None,
         clock_skew_seconds: float = 0.0,
         tick_seconds: float | None = None,
         service_account: Path | None = None,
@@ -142,8 +141,8 @@ class Operators:
     ) -> OperatorProcess:
         """Return an operator with these flags, on a free port.
 
-        It sends itself the signal `then` before its n-th write, or before the first one such as "create Deployment";
-        with `armed_by`, only writes after that file exists count. Its clock is wrong by `clock_skew_seconds`, its
+        It sends itself the signal `then` before its n-th write, or before the first one such as "create Deployment".
+        Its clock is wrong by `clock_skew_seconds`, its
         autoscaler ticks each `tick_seconds`. The folder `service_account` replaces that of a pod.
         """
         number = next(self._started)
@@ -156,7 +155,6 @@ class Operators:
             "log": str(log),
             "before_write": before_write,
             "signal": then,
-            "armed_by": None if armed_by is None else str(armed_by),
             "clock_skew_seconds": clock_skew_seconds,
             "service_account": None if service_account is None else str(service_account),
             "environment": environment or {},

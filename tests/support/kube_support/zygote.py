@@ -26,15 +26,13 @@ from quire_operator.kube import connection as kube_connection
 
 def fail_point(order: dict[str, Any]) -> Callable[[str, str], None]:
     made = 0
-    armed_by = None if order["armed_by"] is None else Path(order["armed_by"])
 
     def before_write(verb: str, kind: str) -> None:
         nonlocal made
-        armed = armed_by is None or armed_by.exists()
-        made += armed
-        line = {"write": made, "verb": verb, "kind": kind, "armed": armed}
+        made += 1
+        line = {"write": made, "verb": verb, "kind": kind}
         print(json.dumps(line), file=sys.stderr, flush=True)
-        if armed and order["before_write"] in (made, f"{verb} {kind}"):
+        if order["before_write"] in (made, f"{verb} {kind}"):
             os.kill(os.getpid(), order["signal"])
 
     return before_write
