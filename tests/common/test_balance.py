@@ -49,6 +49,7 @@ def replica(
     suspect: bool = False,
     sent: float = 0.0,
     share: float = 0.0,
+    load_seconds: float = 0.0,
 ) -> Candidate:
     return Candidate(
         id=id_,
@@ -58,6 +59,7 @@ def replica(
         load=told,
         sent_tokens=sent,
         prefix_share=share,
+        load_seconds=load_seconds,
     )
 
 
@@ -157,6 +159,14 @@ TOKEN_CASES = {
             replica("a", load(running=8, pending=0, speed=1000), share=0.9),
             replica("b", load(running=1, pending=0, speed=1000)),
         ],
+        "b",
+    ),
+    "the adapter, as long as the way to it is no longer than its loading": (
+        [replica("a", load(pending=0, speed=1000), load_seconds=5.0), replica("b", load(pending=4000, speed=1000))],
+        "b",
+    ),
+    "no adapter behind a longer queue": (
+        [replica("a", load(pending=6000, speed=1000)), replica("b", load(pending=0, speed=1000), load_seconds=5.0)],
         "b",
     ),
     "requests alone where one does not tell its tokens": (

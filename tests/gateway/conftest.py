@@ -290,3 +290,11 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
 async def gateway(start_gateway: Start) -> Harness:
     """Return a gateway with short defaults."""
     return await start_gateway()
+
+
+@pytest.fixture
+async def chat(gateway: Harness, replicas: Callable[[str], Awaitable[Replica]]) -> Replica:
+    """Return the only replica of the model chat, which the gateway knows."""
+    replica = await replicas("chat-0")
+    await gateway.push(chat=[replica.endpoint()])
+    return replica

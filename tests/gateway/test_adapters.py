@@ -4,12 +4,6 @@ import asyncio
 
 from quire_common.contract.adapters_file import AdapterState
 from quire_common.contract.gateway import Endpoint, ModelEndpoints
-from quire_common.routing import (
-    Candidate,
-    Load,
-    Picked,
-    pick,
-)
 from quire_gateway.fleet import Fleet
 
 
@@ -106,25 +100,3 @@ def test_shared_replicas_stay_until_no_model_lists_them() -> None:
     assert (gone, fleet.serves_adapters(backend)) == ([], False)
     fleet.publish({}, now=2)
     assert (gone, fleet.backends()) == (["a"], [])
-
-
-def load(pending: float) -> Load:
-    return Load(
-        running=1,
-        waiting=0,
-        kv_usage=0.1,
-        finished_per_second=1.0,
-        in_flight=0,
-        max_running=16,
-        pending_tokens=pending,
-        prefill_tokens_per_second=1000.0,
-    )
-
-
-def test_adapter_loading_counts_as_waiting_time() -> None:
-    def choice(pending: float) -> object:
-        has, lacks = Candidate("has", load(pending)), Candidate("lacks", load(0.0), load_seconds=5.0)
-        return pick([has, lacks], prompt_tokens=100)
-
-    assert choice(4000.0) == Picked("has")
-    assert choice(6000.0) == Picked("lacks")

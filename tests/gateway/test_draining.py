@@ -70,9 +70,7 @@ async def test_open_connections_are_answered_and_closed_while_draining(gateway, 
     await stopping
 
 
-async def test_unfinished_upload_is_answered_before_the_gateway_stops(gateway, replicas):
-    chat = await replicas("chat-0")
-    await gateway.push(chat=[chat.endpoint()])
+async def test_unfinished_upload_is_answered_before_the_gateway_stops(gateway, chat):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n{"model"')
     while not gateway.gateway.proxy.running:

@@ -109,15 +109,13 @@ async def test_held_request_fails_when_its_model_is_removed(gateway):
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_requests_wait_for_a_restarting_replica(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_requests_wait_for_a_restarting_replica(gateway, chat):
     restarting = True
 
     async def restart(request):
         return web.Response(status=503) if restarting else await chat.say_name(request)
 
     chat.behaviour = restart
-    await gateway.push(chat=[chat.endpoint()])
     call = asyncio.create_task(gateway.complete())
     await gateway.until_held(1)
 
@@ -397,13 +395,6 @@ async def test_hold_that_fails_after_comments_is_an_event(start_gateway, hasty):
         text = (await response.text()).replace(COMMENT, "")
     assert text.startswith("event: error\ndata: ") and '"no_replica_ready"' in text
     assert await gateway.metric("quire_gateway_errors_total", reason="no_replica_ready", code="503") == 1
-
-
-async def test_answer_that_is_no_stream_gets_no_comments(start_gateway, hasty):
-    gateway = await start_gateway(hold_timeout_seconds=0.2)
-    await gateway.push(chat=[])
-    async with commented(gateway) as response:
-        assert response.status == 503
 
 
 async def test_client_that_leaves_ends_its_comments(gateway, hasty):

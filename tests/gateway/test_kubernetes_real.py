@@ -1,7 +1,6 @@
 """Discovery with a real API server and EndpointSlice controller; pods become ready by their status."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -125,21 +124,3 @@ async def test_deployment_and_its_pods_become_a_model_with_replicas(api_server, 
     async with asyncio.timeout(120):
         while await snapshots.get() != {}:
             pass
-
-
-async def test_refused_token_is_logged_and_discovery_recovers(api_server, namespace, caplog, tmp_path):
-    document = api_server.kubectl("config", "view", "--raw", "-o", "json")
-    config = json.loads(document)
-    config["users"][0]["user"] = {"token": "wrong"}
-    path = tmp_path / "config"
-    path.write_text(json.dumps(config))
-    access = from_kubeconfig(path)
-    async with access.session() as session:
-        task = asyncio.create_task(KubernetesDiscovery(access, session, namespaces=(namespace,)).run(lambda _: None))
-        async with asyncio.timeout(120):
-            while "answered 401" not in caplog.text:
-                await asyncio.sleep(0.02)
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait([task])
-    await cut_handshakes_closed()

@@ -419,5 +419,7 @@ async def test_hidden_names_appear_in_no_response(start_gateway, replicas):
     status, body = await gateway.complete("nothing")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
     assert "secret" not in body["error"]["message"] and "chat" not in body["error"]["message"]
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={}) as response:
+        assert response.status == 400 and "secret" not in await response.text()
     assert (await gateway.page("/v1/models"))["data"] == []
     assert (await gateway.page("/v1/models/chat"))["id"] == "chat"

@@ -136,8 +136,7 @@ async def test_client_that_repeats_a_poisonous_request_ends_two_engines(
     assert (await gateway.complete(prompt="x"))[0] == 200
 
 
-async def test_complete_answer_between_two_deaths_prevents_a_quarantine(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_complete_answer_between_two_deaths_prevents_a_quarantine(gateway, chat):
     ends = ["dies", "ends", "dies", "ends"]
 
     async def behave(request: web.Request) -> web.StreamResponse:
@@ -150,7 +149,6 @@ async def test_complete_answer_between_two_deaths_prevents_a_quarantine(gateway,
         return response
 
     chat.behaviour = behave
-    await gateway.push(chat=[chat.endpoint()])
 
     for _ in range(4):
         assert (await ask(gateway))[0] == 200
@@ -158,10 +156,8 @@ async def test_complete_answer_between_two_deaths_prevents_a_quarantine(gateway,
 
 
 @pytest.mark.parametrize("code", [b"internal_error", b"shutting_down"])
-async def test_stream_that_ends_with_another_error_met_no_death(gateway, replicas, code):
-    chat = await replicas("chat-0")
+async def test_stream_that_ends_with_another_error_met_no_death(gateway, chat, code):
     chat.break_after(b'event: error\ndata: {"error":{"code":"%b"}}\n\n' % code)
-    await gateway.push(chat=[chat.endpoint()])
 
     for _ in range(4):
         assert code in (await ask(gateway))[1]
@@ -205,22 +201,6 @@ async def test_lost_request_that_no_replica_can_retry_is_503(start_gateway, repl
     assert len(chat.bodies) == 1
 
 
-async def test_lost_request_of_a_removed_model_is_404(gateway, replicas):
-    chat = await replicas("chat-0")
-
-    async def behave(request: web.Request) -> web.StreamResponse:
-        await gateway.push(chat=[chat.endpoint(ready=False)])
-        return refusal(503, ENGINE_STOPPED)
-
-    chat.behaviour = behave
-    await gateway.push(chat=[chat.endpoint()])
-    call = asyncio.create_task(gateway.complete())
-    await gateway.until_held(1)
-    await gateway.push()
-
-    assert (await call)[0] == 404
-
-
 @pytest.mark.parametrize(("num_terminating", "status"), [(1, 200), (2, 200), (3, 502)])
 async def test_planned_end_of_a_replica_counts_as_no_death_once(gateway, replicas, num_terminating, status):
     fleet = [await replicas(f"chat-{number}") for number in range(4)]
@@ -241,9 +221,7 @@ async def test_planned_end_of_a_replica_counts_as_no_death_once(gateway, replica
     assert (await gateway.complete())[0] == status
 
 
-async def test_engines_of_older_releases_get_no_trial_header(gateway, replicas):
-    chat = await replicas("chat-0")
-    await gateway.push(chat=[chat.endpoint()])
+async def test_engines_of_older_releases_get_no_trial_header(gateway, chat):
     headers = {"X-Quire-Trial": "1"}
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}, headers=headers) as answer:
         assert answer.status == 200

@@ -34,15 +34,6 @@ def test_prompt_of_each_api_is_hashed(field: str) -> None:
     assert len(found.blocks) == 3002 // 256 and found.num_bytes == 3002
 
 
-async def test_messages_reach_a_replica_of_the_model(gateway, replicas) -> None:
-    chat = await replicas("chat-0")
-    await gateway.push(chat=[chat.endpoint()])
-    body = {"model": "chat", "max_tokens": 3, "messages": []}
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        async with gateway.client.post(gateway.url + path, json=body) as response:
-            assert response.status == 200 and (await response.json())["served_by"] == "chat-0"
-
-
 async def test_gateway_errors_have_the_anthropic_format(gateway) -> None:
     await gateway.push()
     async with gateway.client.post(f"{gateway.url}/v1/messages", json={"model": "nope"}) as response:
@@ -81,10 +72,8 @@ def test_usage_is_read_at_the_end_of_a_message(answer: bytes, tokens: float) -> 
     assert charge.tokens() == tokens
 
 
-async def test_broken_stream_ends_with_an_anthropic_error(gateway, replicas) -> None:
-    chat = await replicas("chat-0")
+async def test_broken_stream_ends_with_an_anthropic_error(gateway, chat) -> None:
     chat.break_after(b'event: message_start\ndata: {"type":"message_start"}\n\n')
-    await gateway.push(chat=[chat.endpoint()])
     text = b""
     async with gateway.client.post(f"{gateway.url}/v1/messages", json={"model": "chat", "stream": True}) as response:
         async for part in response.content.iter_any():

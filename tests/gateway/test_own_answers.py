@@ -10,14 +10,6 @@ async def counted(harness, **labels: str) -> float:
     return await harness.metric("quire_gateway_errors_total", **labels)
 
 
-async def test_request_without_a_replica_in_time_counts_for_its_model(start_gateway) -> None:
-    harness = await start_gateway(hold_timeout_seconds=0.01)
-    await harness.push(chat=[])
-    assert (await harness.complete())[0] == 503
-    assert await counted(harness, model="chat", code="503", reason="no_replica_ready") == 1
-    assert await counted(harness) == 1
-
-
 async def test_unknown_model_creates_no_metric_series(gateway) -> None:
     await gateway.push(chat=[])
     for model in ("other", "another"):

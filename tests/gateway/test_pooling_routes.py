@@ -1,16 +1,17 @@
-"""Embeddings, reranking and scores through the gateway: routing, and what they count."""
+"""The paths of embeddings, reranking, scores and messages: routing, and what they count."""
 
 import json
 from typing import Any
 
 import pytest
 
+from quire_common.contract.engine import CLIENT_PATHS
 from quire_gateway.limits import Charge
 from quire_gateway.prompt import peek_request
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"])
-async def test_pooling_routes_reach_a_replica(gateway, replicas, path: str) -> None:
+@pytest.mark.parametrize("path", sorted(CLIENT_PATHS))
+async def test_every_path_of_clients_reaches_a_replica(gateway, replicas, path: str) -> None:
     chat = await replicas("embed-0")
     await gateway.push(embed=[chat.endpoint()])
     async with gateway.client.post(gateway.url + path, json={"model": "embed", "input": "a"}) as response:

@@ -172,10 +172,8 @@ async def test_request_that_kills_replicas_is_not_sent_to_a_third(gateway, repli
     assert sum(len(replica.bodies) for replica in fleet) == 2
 
 
-async def test_request_that_never_started_waits_for_the_engine(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_request_that_never_started_waits_for_the_engine(gateway, chat):
     chat.behaviour = refusing("engine_restarting")
-    await gateway.push(chat=[chat.endpoint()])
     call = asyncio.create_task(gateway.complete())
     await gateway.until_held(1)
 
@@ -198,9 +196,7 @@ async def test_unavailable_answer_of_another_shape_is_tried_elsewhere(gateway, r
     assert (await gateway.complete())[1]["served_by"] == "good"
 
 
-async def test_idle_connection_close_loses_no_request(gateway, replicas):
-    chat = await replicas("chat-0")
-    await gateway.push(chat=[chat.endpoint()])
+async def test_idle_connection_close_loses_no_request(gateway, chat):
     assert (await gateway.complete())[0] == 200
 
     # The restarted replica knows nothing of the gateway's pooled connections.

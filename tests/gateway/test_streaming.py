@@ -16,8 +16,7 @@ def event(number: int) -> bytes:
     return b'data: {"n": %d}\n\n' % number
 
 
-async def test_each_chunk_is_forwarded_before_the_next(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_each_chunk_is_forwarded_before_the_next(gateway, chat):
     received = [asyncio.Event() for _ in range(3)]
 
     async def stream(request):
@@ -30,7 +29,6 @@ async def test_each_chunk_is_forwarded_before_the_next(gateway, replicas):
         return response
 
     chat.behaviour = stream
-    await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
         assert response.content_type == "text/event-stream"
@@ -41,8 +39,7 @@ async def test_each_chunk_is_forwarded_before_the_next(gateway, replicas):
         assert await response.content.read() == b"data: [DONE]\n\n"
 
 
-async def test_first_bytes_of_an_unfinished_response_are_forwarded(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_first_bytes_of_an_unfinished_response_are_forwarded(gateway, chat):
     received = asyncio.Event()
 
     async def stream(request):
@@ -53,7 +50,6 @@ async def test_first_bytes_of_an_unfinished_response_are_forwarded(gateway, repl
         return response
 
     chat.behaviour = stream
-    await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
         assert await response.content.readany() == b"part"
@@ -62,9 +58,7 @@ async def test_first_bytes_of_an_unfinished_response_are_forwarded(gateway, repl
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["mid-stream", "before the first byte"])
-async def test_client_disconnect_cancels_at_the_replica_at_once(gateway, replicas, streaming):
-    chat = await replicas("chat-0")
-
+async def test_client_disconnect_cancels_at_the_replica_at_once(gateway, chat, streaming):
     async def stream(request):
         if streaming:
             response = web.StreamResponse(headers=EVENT)
@@ -73,7 +67,6 @@ async def test_client_disconnect_cancels_at_the_replica_at_once(gateway, replica
         await asyncio.Event().wait()
 
     chat.behaviour = stream
-    await gateway.push(chat=[chat.endpoint()])
 
     async with aiohttp.ClientSession() as client:
         call = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}))
@@ -92,10 +85,8 @@ async def test_client_disconnect_cancels_at_the_replica_at_once(gateway, replica
     assert await gateway.metric("quire_gateway_requests_in_flight", model="chat") == 0
 
 
-async def test_replica_crash_ends_the_stream_with_an_error(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_replica_crash_ends_the_stream_with_an_error(gateway, chat):
     chat.break_after(event(0) + b'data: {"half an ev')
-    await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
         text = (await response.read()).decode()
@@ -110,29 +101,24 @@ async def test_replica_crash_ends_the_stream_with_an_error(gateway, replicas):
     assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
 
 
-async def test_error_of_a_replica_in_its_stream_is_passed_on(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_error_of_a_replica_in_its_stream_is_passed_on(gateway, chat):
     said = b'event: error\ndata: {"error": {"code": "engine_stopped"}}\n\n'
     chat.break_after(event(0) + said)
-    await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
         assert await response.read() == event(0) + said
     assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
 
 
-async def test_broken_answer_without_events_is_not_ended_properly(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_broken_answer_without_events_is_not_ended_properly(gateway, chat):
     chat.break_after(b"half", "audio/wav")
-    await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
         with pytest.raises(aiohttp.ClientError):
             await response.read()
 
 
-async def test_slow_reader_applies_backpressure_to_the_replica(gateway, replicas):
-    chat = await replicas("chat-0")
+async def test_slow_reader_applies_backpressure_to_the_replica(gateway, chat):
     sent = 0
     chunk = event(0) * 4096
     stalled = asyncio.Event()
@@ -151,7 +137,6 @@ async def test_slow_reader_applies_backpressure_to_the_replica(gateway, replicas
             sent += len(chunk)
 
     chat.behaviour = flood
-    await gateway.push(chat=[chat.endpoint()])
 
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
     body = b'{"model": "chat"}'

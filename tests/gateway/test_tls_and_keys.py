@@ -2,12 +2,6 @@
 
 import asyncio
 import hashlib
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -16,7 +10,6 @@ import trustme
 from set_clock import SetClock
 from tls_files import issue, trusting
 
-from quire_cluster.waiting import eventually
 from quire_gateway.__main__ import main
 from quire_gateway.app import OPEN_PATHS
 
@@ -152,50 +145,3 @@ def test_unusable_file_is_reported_without_a_traceback(
 
 
 # --- the process, whose event loop has its own TLS implementation ---
-
-
-@pytest.fixture
-def process(authority: trustme.CA, tmp_path: Path) -> Iterator[int]:
-    """Yield the port of a quire-gateway with both."""
-    options = issue(authority, tmp_path)
-    (tmp_path / "keys").write_text(f"{KEY}\n")
-    (tmp_path / "endpoints").write_text('{"models": []}')
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    command = [sys.executable, "-m", "quire_gateway", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--endpoints-file", str(tmp_path / "endpoints"), "--api-key-file", str(tmp_path / "keys")]
-    command += ["--ssl-certfile", str(options.certfile), "--ssl-keyfile", str(options.key)]
-    with (tmp_path / "log").open("w") as log:
-        running = subprocess.Popen(command, stderr=log)
-    try:
-        assert eventually(lambda: "listening on https://" in (tmp_path / "log").read_text()), "it did not start"
-        yield port
-    finally:
-        running.terminate()
-        assert running.wait() == 0
-
-
-def test_process_shows_a_renewed_certificate_and_requires_keys(
-    process: int, authority: trustme.CA, tmp_path: Path
-) -> None:
-    trust = trusting(authority)
-
-    def shown() -> bytes | None:
-        plain = socket.create_connection(("127.0.0.1", process))
-        with trust.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
-            return connection.getpeercert(binary_form=True)
-
-    def status(path: str, **headers: str) -> int:
-        asked = urllib.request.Request(f"https://127.0.0.1:{process}{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(asked, context=trust) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-
-    first = shown()
-    issue(authority, tmp_path)
-    assert eventually(lambda: shown() != first)
-    assert (status("/livez"), status("/v1/models")) == (200, 401)
-    assert status("/v1/models", Authorization=f"Bearer {KEY}") == 200
