@@ -32,7 +32,6 @@ from quire_common.model_source import (
 )
 from quire_common.safetensors_header import NoWeights, count_parameters
 from quire_operator.api import Spec
-from quire_operator.capacity.hub import ModelUnknown
 
 Progress = Callable[[int, int], None]
 """Receives the bytes that are here and the bytes in total."""
@@ -142,7 +141,7 @@ class ModelStore:
             return None
 
     async def _hub_facts(self, source: HubSource) -> ModelFacts:
-        from quire_operator.capacity.hub import HubFacts
+        from quire_operator.capacity.hub import HubFacts, ModelUnknown  # slow
 
         reader = HubFacts(os.environ.get("HF_ENDPOINT") or None, token=_hub_token(os.environ))
         try:

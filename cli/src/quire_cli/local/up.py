@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -40,11 +40,12 @@ from quire_common.contract.gateway import LIVE_PATH
 from quire_common.model_source import cache_home
 from quire_operator.api import Spec
 from quire_operator.autoscaling.autoscale import TICK_SECONDS
-from quire_operator.autoscaling.engine_metrics import PrometheusOptions
 from quire_operator.autoscaling.observation import local_gateway_args
-from quire_operator.autoscaling.prometheus import Prometheus
 from quire_operator.autoscaling.scrape import Gateways, MetricsSources, Scraper
 from quire_operator.autoscaling.ticks import Tick
+
+if TYPE_CHECKING:
+    from quire_operator.autoscaling.prometheus import Prometheus
 
 _ATTEMPTS_TO_START = 2
 """A port can be taken between choosing and listening; a retry fixes nothing else."""
@@ -165,7 +166,7 @@ class Up:
             sized = preparing.result()
             metrics = MetricsSources(
                 pods=Scraper(clock=time.time),
-                prometheus=self._prometheus(),
+                prometheus=None if options.prometheus_url is None else _prometheus(options.prometheus_url),
                 gateways=Gateways(self._gateway_address),
             )
             stack.push_async_callback(metrics.aclose)
@@ -175,10 +176,6 @@ class Up:
 
     async def _gateway_address(self) -> Sequence[str]:
         return (self._address,)
-
-    def _prometheus(self) -> Prometheus | None:
-        url = self._options.prometheus_url
-        return None if url is None else Prometheus(PrometheusOptions(url=url), clock=time.time)
 
     async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
         """Fetch every model and check that it fits; raise ModelProblem or CapacityProblem."""
@@ -411,6 +408,13 @@ class _Run:
             kill_grace_seconds=longest + 5.0,
             port=self._options.port,
         )
+
+
+def _prometheus(url: str) -> "Prometheus":
+    from quire_operator.autoscaling.engine_metrics import PrometheusOptions
+    from quire_operator.autoscaling.prometheus import Prometheus  # slow
+
+    return Prometheus(PrometheusOptions(url=url), clock=time.time)
 
 
 def _check_port(port: int) -> None:

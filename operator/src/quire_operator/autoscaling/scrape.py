@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import aiohttp
 
@@ -25,8 +26,10 @@ from quire_operator.autoscaling.observation import (
     read_requests,
     summed,
 )
-from quire_operator.autoscaling.prometheus import Prometheus
 from quire_operator.canary import analysis
+
+if TYPE_CHECKING:  # its httpx is slow to import, and few runs of quire up need it
+    from quire_operator.autoscaling.prometheus import Prometheus
 
 
 class NoPage(Exception):
@@ -223,7 +226,7 @@ class Gateways:
 class MetricsSources:
     """The sources of metrics. They never raise for network errors: missing values are absent."""
 
-    def __init__(self, *, pods: Scraper, prometheus: Prometheus | None, gateways: Gateways | None = None) -> None:
+    def __init__(self, *, pods: Scraper, prometheus: "Prometheus | None", gateways: Gateways | None = None) -> None:
         self._pods, self._prometheus, self._gateways = pods, prometheus, gateways
 
     @property
