@@ -17,41 +17,30 @@ Every other exception is a bug.
 from quire_operator.errors import UserError
 
 
-class FileProblem(UserError):
-    """A file that cannot be read as YAML documents."""
+class FileProblem(UserError): ...
 
 
-class SpecProblem(UserError):
-    """A document that is not a valid LLMDeployment, or documents that conflict."""
+class SpecProblem(UserError): ...
 
 
-class ModelProblem(UserError):
-    """A model that is unavailable or invalid."""
+class ModelProblem(UserError): ...
 
 
-class CapacityProblem(UserError):
-    """A model that does not fit with this spec."""
+class CapacityProblem(UserError): ...
 
 
-class SimulationProblem(UserError):
-    """A simulation that cannot run."""
+class SimulationProblem(UserError): ...
 
 
-class AddressProblem(UserError):
-    """An address that cannot be listened on."""
+class AddressProblem(UserError): ...
 
 
-class AlreadyRunning(UserError):
-    """A file that another quire up already runs."""
+class AlreadyRunning(UserError): ...
 
 
 class StartProblem(UserError):
-    """A process that ended before it was ready."""
-
     exit_code = 1
 
 
 class InspectionProblem(UserError):
-    """A run or resource that does not exist or may not be read."""
-
     exit_code = 1

@@ -20,13 +20,11 @@ class ConfigurationError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-class FlagsError(ConfigurationError):
-    """A command line or an environment that cannot be used."""
+class FlagsError(ConfigurationError): ...
 
 
 class KeyFileError(ConfigurationError):
-    """A key file that cannot be used. The problems name lines and never quote them."""
+    """Its problems name lines and never quote them."""
 
 
-class TlsError(ConfigurationError):
-    """Certificate files that cannot be used."""
+class TlsError(ConfigurationError): ...

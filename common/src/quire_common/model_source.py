@@ -73,7 +73,10 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSource:
-    """s3://: the objects below a prefix of a bucket, in Amazon S3 or a compatible store."""
+    """s3://: the objects below a prefix of a bucket, in Amazon S3 or a compatible store.
+
+    Its properties mean what those of ``HubSource`` do.
+    """
 
     bucket: str
     prefix: str
@@ -90,17 +93,14 @@ class BucketSource:
 
     @property
     def cache_name(self) -> str:
-        """See ``HubSource``."""
         return _folder_name("s3", self.bucket, self.prefix, disambiguator=self.endpoint or "")
 
     @property
     def reference(self) -> str:
-        """See ``HubSource``. A bucket has one version, its content."""
-        return "latest"
+        return "latest"  # a bucket has one version, its content
 
     @property
     def is_pinned(self) -> bool:
-        """See ``HubSource``."""
         return False
 
 

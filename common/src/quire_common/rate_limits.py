@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from quire_common.key_file import UNLIMITED, Key, KeyLimits
 
@@ -31,12 +30,10 @@ def missing(bucket: Bucket, cost: float, per_minute: float) -> float:
 
 
 def charged(bucket: Bucket, cost: float) -> Bucket:
-    """Return the bucket after ``cost`` is charged to it."""
     return Bucket(bucket.level - cost, bucket.time)
 
 
 def seconds_to_gain(amount: float, per_minute: float) -> float:
-    """Return the seconds in which ``amount`` flows in."""
     return amount * 60.0 / per_minute
 
 
@@ -62,18 +59,11 @@ _CONCURRENCY_RETRY_SECONDS = 2
 """The Retry-After at the limit of concurrent sequences: when one of the tenant's own requests ends is unknown."""
 
 
-class Limited(Protocol):
-    """The server's error for a request at a limit, usually its class."""
-
-    def __call__(self, message: str, *, retry_after_seconds: int) -> Exception:
-        """Return the error."""
-
-
-class Oversized(Protocol):
-    """The server's error for a request with more sequences than its share of the limit ever allows."""
-
-    def __call__(self, sequences: int, share: int, *, limit: int, num_servers: int) -> Exception:
-        """Return the error."""
+Limited = Callable[..., Exception]
+"""Returns the server's error for a request at a limit: ``(message, *, retry_after_seconds)``; usually its class."""
+Oversized = Callable[..., Exception]
+"""Returns the server's error for a request with more sequences than its share of the limit ever allows: ``(sequences,
+share, *, limit, num_servers)``."""
 
 
 class Allowances:
@@ -150,7 +140,6 @@ class Allowance:
             self._tokens = charged(self._filled(self._tokens, limit), count)
 
     def release(self, sequences: int) -> None:
-        """Count sequences as ended."""
         self.running -= sequences
         assert self.running >= 0, "more sequences released than charged"
 

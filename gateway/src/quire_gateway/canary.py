@@ -22,8 +22,19 @@ from quire_common.contract.gateway import (
     bin_of,
 )
 
+WARM_UP_SECONDS = 60.0
+PATIENCE_SECONDS = 30.0
+"""A request counts as unanswered after such a time without a first byte, and again each time while it still waits."""
+_BUCKETS = 10_000
+_MOST_DEBT = 50.0
+"""The number of requests by which sessions may distort the shares before the others stop making up for it."""
+_LEAST_EVENTS = 4
+"""A stream with fewer events says little about the time between two tokens."""
 COMPARED_TOKENS = 64
 """The most tokens of an answer that are compared."""
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+_UNCERTAIN = -0.5
+"""The logprob of a token that had a probability of at most 61 %."""
 _TOP_LOGPROBS = 5
 _NEAR_TIE = 0.25
 """Two tokens whose logprobs differ by at most so much are nearly equally likely (56 % to 44 %)."""
@@ -78,9 +89,6 @@ def greedy_body(body: bytes | bytearray, *, path: str) -> bytes | None:
     else:
         repeated["logprobs"] = _TOP_LOGPROBS
     return msgspec.json.encode(repeated)
-
-
-_LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
 def _is_suited(fields: Mapping[str, Any]) -> bool:
@@ -161,18 +169,6 @@ def compare(stable: Sequence[Token], canary: Sequence[Token]) -> Result:
     return Result.NEAR_TIE if longer[equal].logprob <= _UNCERTAIN else Result.DIFFERENT
 
 
-_UNCERTAIN = -0.5
-"""The logprob of a token that had a probability of at most 61 %."""
-
-
-WARM_UP_SECONDS = 60.0
-PATIENCE_SECONDS = 30.0
-"""A request counts as unanswered after such a time without a first byte, and again each time while it still waits."""
-_BUCKETS = 10_000
-_MOST_DEBT = 50.0
-"""The number of requests by which sessions may distort the shares before the others stop making up for it."""
-
-
 @dataclass(slots=True)
 class TrackFigures:
     """The requests that one track has served since the canary's revision began."""
@@ -193,34 +189,14 @@ class TrackFigures:
         return {**counts, "latencies": self.latencies}
 
 
-@dataclass(slots=True)
-class ComparedAnswers:
-    """The sampled requests that both tracks have answered for a comparison."""
-
-    counts: Counter[Result] = field(default_factory=Counter)
-
-    def record(self, result: Result) -> None:
-        """Count one comparison."""
-        self.counts[result] += 1
-
-    def page(self) -> dict[str, int]:
-        """Return the figures as they are sent."""
-        different = self.counts[Result.DIFFERENT]
-        return {
-            "compared": self.counts[Result.SAME] + different,
-            "different": different,
-            "nearTies": self.counts[Result.NEAR_TIE],
-            "failed": self.counts[Result.FAILED],
-        }
-
-
 class Tracks:
     """The two tracks of one model."""
 
     def __init__(self, route: CanaryRoute) -> None:
         self.route = route
         self.figures = {STABLE: TrackFigures(), CANARY: TrackFigures()}
-        self.answers = ComparedAnswers()
+        self.answers: Counter[Result] = Counter()
+        """The results of the comparisons of answers."""
         self._uncompared = 0.0
         """The comparisons that are due."""
         self._debt = 0.0
@@ -230,7 +206,7 @@ class Tracks:
         """Apply a new weight. Another revision starts with new figures."""
         if route.revision != self.route.revision:
             self.figures = {STABLE: TrackFigures(), CANARY: TrackFigures()}
-            self.answers = ComparedAnswers()
+            self.answers = Counter()
         if route != self.route:
             self._debt = 0.0
         self.route = route
@@ -261,7 +237,14 @@ class Tracks:
     def page(self, now: float) -> dict[str, object]:
         """Return the figures of both tracks as they are sent."""
         tracks = {name: figures.page(now) for name, figures in self.figures.items()}
-        return {"revision": self.route.revision, "tracks": tracks, "answers": self.answers.page()}
+        different = self.answers[Result.DIFFERENT]
+        answers = {
+            "compared": self.answers[Result.SAME] + different,
+            "different": different,
+            "nearTies": self.answers[Result.NEAR_TIE],
+            "failed": self.answers[Result.FAILED],
+        }
+        return {"revision": self.route.revision, "tracks": tracks, "answers": answers}
 
 
 class TrackedAttempt:
@@ -301,10 +284,6 @@ class TrackedAttempt:
         if not is_error and self._is_compared and self._first is not None and self._events >= _LEAST_EVENTS:
             gap = (self._last - self._first) / (self._events - 1)
             self._figures.latencies[INTER_TOKEN_LATENCY][bin_of(gap)] += 1
-
-
-_LEAST_EVENTS = 4
-"""A stream with fewer events says little about the time between two tokens."""
 
 
 def _bucket(session: str) -> int:

@@ -20,13 +20,7 @@ from yarl import URL
 from quire_common.contract.gateway import CANARY, STABLE
 from quire_common.routing import Hold
 from quire_gateway import headers
-from quire_gateway.canary import (
-    ComparedAnswers,
-    Result,
-    compare,
-    greedy_body,
-    read_answer,
-)
+from quire_gateway.canary import Result, compare, greedy_body, read_answer
 from quire_gateway.fleet import Backend, Pool
 from quire_gateway.metrics import Metrics
 from quire_gateway.scrape import read_capped
@@ -52,7 +46,7 @@ class Sample:
     url: str
     headers: CIMultiDict[str]
     prompt_tokens: float
-    figures: ComparedAnswers
+    results: Counter[Result]
 
 
 class Comparisons:
@@ -84,7 +78,7 @@ class Comparisons:
             url=request.path,
             headers=headers.to_replica(request, audience=pool.audience, request_id=f"{request_id}-compared"[-128:]),
             prompt_tokens=prompt_tokens,
-            figures=tracks.answers,
+            results=tracks.answers,
         )
 
     def release(self, sample: Sample | None) -> None:
@@ -115,7 +109,7 @@ class Comparisons:
         result = _result(stable, canary)
         if result is None:
             return
-        sample.figures.record(result)
+        sample.results[result] += 1
         self._metrics.compared_answers.labels(sample.pool.model, result.value).inc()
         if result is Result.DIFFERENT:
             # The texts are the client's: the log names only the replicas.

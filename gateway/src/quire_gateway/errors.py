@@ -53,8 +53,6 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
-    """A body that is not JSON, or that names no model."""
-
     status = 400
     type = "invalid_request_error"
 
@@ -64,16 +62,12 @@ class BadRequest(GatewayError):
 
 
 class BodyTooLarge(GatewayError):
-    """A body above the limit."""
-
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
 
 
 class Unauthorized(GatewayError):
-    """A request without an API key, or with an unknown one."""
-
     status = 401
     type = "authentication_error"
 
@@ -83,24 +77,18 @@ class Unauthorized(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """A request above the limits of its API key, or above its share of the memory for bodies."""
-
     status = 429
     type = "rate_limit_error"
     code = KEY_LIMIT
 
 
 class RequestTimeout(GatewayError):
-    """A body that came too slowly."""
-
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
 
 
 class UnknownModel(GatewayError):
-    """A model that is not served here."""
-
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
@@ -108,48 +96,36 @@ class UnknownModel(GatewayError):
 
 
 class NotFound(GatewayError):
-    """A path that does not exist."""
-
     status = 404
     type = "invalid_request_error"
     code = "not_found"
 
 
 class ResponsesNotStored(GatewayError):
-    """A response by its id: neither engines nor gateways store responses."""
-
     status = 404
     type = "invalid_request_error"
     code = NOT_STORED
 
 
 class NoReplica(GatewayError):
-    """A model without a replica that can serve the request."""
-
     status = 503
     type = "service_unavailable_error"
     code = "no_replica_ready"
 
 
 class BodyMemoryFull(GatewayError):
-    """A body for which there is no memory now."""
-
     status = 503
     type = "service_unavailable_error"
     code = "body_memory_full"
 
 
 class TooManyConnections(GatewayError):
-    """A request on a connection beyond the bound."""
-
     status = 503
     type = "service_unavailable_error"
     code = "too_many_connections"
 
 
 class UpstreamFailed(GatewayError):
-    """A request whose replicas died while they worked on it."""
-
     status = 502
     type = "upstream_error"
     code = "replica_failed"
@@ -157,8 +133,6 @@ class UpstreamFailed(GatewayError):
 
 
 class ShuttingDown(GatewayError):
-    """A request that is cut because the gateway stops."""
-
     status = 503
     type = "service_unavailable_error"
     code = "shutting_down"

@@ -13,22 +13,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from quire_common.contract.adapters_file import AdapterState
-from quire_common.contract.gateway import (
-    CANARY,
-    SCRAPE_SECONDS,
-    STABLE,
-    CanaryRoute,
-    Endpoint,
-    HoldPolicy,
-)
-from quire_common.routing import (
-    Candidate,
-    Hold,
-    Load,
-    PrefixIndex,
-    PrefixIndexes,
-    pick,
-)
+from quire_common.contract.gateway import CANARY, SCRAPE_SECONDS, STABLE, CanaryRoute, Endpoint, HoldPolicy
+from quire_common.routing import Candidate, Hold, Load, PrefixIndex, PrefixIndexes, pick
 from quire_gateway.canary import WARM_UP_SECONDS, TrackedAttempt, Tracks
 from quire_gateway.endpoints import Snapshot
 from quire_gateway.prompt import TokensPerByte
@@ -88,14 +74,6 @@ class Backend:
         """Return whether it failed so recently that other replicas are asked first."""
         return now < self.suspect_until
 
-    def note_asked(self, now: float) -> None:
-        """Record that a scrape of it starts."""
-        self.asked_since = now if self.asked_since is None else self.asked_since
-
-    def note_answered(self) -> None:
-        """Record that it answers a scrape, in whatever way."""
-        self.asked_since = None
-
     def is_silent(self, now: float) -> bool:
         """Return whether it has not answered its last scrapes. Its process may hang, or its machine may be gone."""
         return self.asked_since is not None and now - self.asked_since >= _SILENT_SECONDS
@@ -122,10 +100,6 @@ class Backend:
         """Record that it accepted a request: earlier failures no longer count."""
         self.failures, self.unreachable, self.suspect_until = 0, False, 0.0
 
-    def record_scrape(self, load: Load, now: float, *, sent_tokens: float, kv_tokens: float) -> None:
-        """Record the load it reported, and how many tokens it had been sent when the scrape started."""
-        self.load, self.load_time, self.load_sent_tokens, self.kv_tokens = load, now, sent_tokens, kv_tokens
-
     def note_ready(self, now: float) -> None:
         """Record since when it is ready."""
         if not self.is_ready:
@@ -143,10 +117,6 @@ class Backend:
         requests = self.load.requests + max(0, self.in_flight - self.load.in_flight)
         return max(0, int(limit - max(requests, self.in_flight)))
 
-    def load_seconds(self, adapter: str) -> float:
-        """Return about how long it takes to load an adapter; one that it does not report is downloaded first."""
-        return _LOAD_SECONDS[self.adapters.get(adapter, AdapterState.KNOWN)]
-
     def record_wanted(self, adapter: str) -> None:
         """Record that a request makes it load an adapter, so that the next ones go there too."""
         if self.adapters.get(adapter, AdapterState.KNOWN) is AdapterState.KNOWN:
@@ -163,7 +133,8 @@ class Backend:
             prefix_share=prefix_share,
             ready=self.is_ready,
             suspect=self.is_suspect(now) or self.is_silent(now),
-            load_seconds=0.0 if adapter is None else self.load_seconds(adapter),
+            # An adapter that it does not report is downloaded first.
+            load_seconds=0.0 if adapter is None else _LOAD_SECONDS[self.adapters.get(adapter, AdapterState.KNOWN)],
         )
 
 
@@ -311,7 +282,6 @@ class Pool:
         return min((b.max_model_len for b in self.backends.values() if b.max_model_len is not None), default=None)
 
     def ready_ids(self) -> list[str]:
-        """Return the replicas that discovery lists as ready."""
         return [id_ for id_, backend in self.backends.items() if backend.is_ready]
 
     def room(self, now: float) -> int:
@@ -359,7 +329,10 @@ class Fleet:
         # Models come before their adapters, so that a replica belongs to its model.
         for name, model in sorted(snapshot.items(), key=lambda item: item[1].adapter_of is not None):
             if name not in self.pools:
-                self.pools[name] = self._new_pool(name, now)
+                prefixes = self._prefixes.open()
+                self.pools[name] = Pool(
+                    name, created=now, prefixes=prefixes, on_wake=self._on_wake, make_backend=self._backend
+                )
             pool = self.pools[name]
             pool.hold, pool.adapter_of, pool.service = model.hold, model.adapter_of, model.service
             pool.route(model.canary)
@@ -367,11 +340,6 @@ class Fleet:
                 pool.tokens_per_byte = self.pools[model.adapter_of].tokens_per_byte
             pool.update(model.endpoints)
         self._report_gone()
-
-    def _new_pool(self, name: str, now: int) -> Pool:
-        return Pool(
-            name, created=now, prefixes=self._prefixes.open(), on_wake=self._on_wake, make_backend=self._backend
-        )
 
     def _backend(self, endpoint: Endpoint, model: str) -> Backend:
         """Return the replica at an endpoint, which the pools of adapters share with the one of their model."""
@@ -382,11 +350,9 @@ class Fleet:
         return found
 
     def backends(self) -> list[Backend]:
-        """Return the replicas of all models."""
         return list(self._shared.values())
 
     def serves_adapters(self, backend: Backend) -> bool:
-        """Return whether a replica serves an adapter."""
         return any(
             pool.adapter_of is not None and pool.backends.get(backend.endpoint.id) is backend
             for pool in self.pools.values()

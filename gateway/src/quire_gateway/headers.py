@@ -18,48 +18,21 @@ REPLICA = "X-Quire-Replica"
 
 # Those of one hop. The gateway read and decompressed the whole body, so it sets the length and encoding; it answered
 # Expect itself. Cookies are those of the address that all models share, for example of a login in front of the gateway.
-_REQUEST_ONLY = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "content-length",
-        "content-encoding",
-        "expect",
-        "cookie",
-        TENANT_HEADER.lower(),
-        ENGINE_KEY_HEADER.lower(),
-        USAGE_HEADER.lower(),
-        "x-quire-trial",  # engines of older releases refuse some requests with it
-        RESUMABLE_HEADER.lower(),
-        WAIT_COMMENTS_HEADER.lower(),
-    }
-)
-_KEYS = frozenset({"authorization", "x-api-key", "api-key"})
-"""The headers in which clients send keys. A gateway that checks keys passes on none of them."""
-_ANSWER = frozenset(
-    {
-        "cache-control",
-        "content-encoding",
-        "content-type",
-        "endpoint-load-metrics",
-        "retry-after",
-        "retry-after-ms",
-        "traceparent",
-        "tracestate",
-        "x-accel-buffering",
-        "x-should-retry",
-    }
-)
+# fmt: off
+_REQUEST_ONLY = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade", "host", "content-length", "content-encoding", "expect", "cookie",
+    "x-quire-trial",  # engines of older releases refuse some requests with it
+}).union(map(str.lower, (TENANT_HEADER, ENGINE_KEY_HEADER, USAGE_HEADER, RESUMABLE_HEADER, WAIT_COMMENTS_HEADER)))
+_ANSWER = frozenset({
+    "cache-control", "content-encoding", "content-type", "endpoint-load-metrics", "retry-after", "retry-after-ms",
+    "traceparent", "tracestate", "x-accel-buffering", "x-should-retry",
+})
+# fmt: on
 """The headers of a replica's answer that clients get. All models share the address of the gateway, so none of them may
 set cookies there, admit other sites, redirect clients or instruct a proxy."""
+_KEYS = frozenset({"authorization", "x-api-key", "api-key"})
+"""The headers in which clients send keys. A gateway that checks keys passes on none of them."""
 _ANSWER_PREFIXES = ("x-quire-", "x-ratelimit-")
 """The beginnings of further ones."""
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")

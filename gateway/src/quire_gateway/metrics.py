@@ -51,8 +51,7 @@ class Metrics:
             "time_to_first_byte_seconds", "Time until the first byte of a replica's answer.", *_FIRST_BYTE
         )
         self.duration = self._histogram("request_duration_seconds", "Time until the end of the answer.", *_DURATION)
-        self.registry.register(_Gauges(fleet, self.held, memory))
-        self.registry.register(_Tracks(fleet))
+        self.registry.register(_FleetMetrics(fleet, self.held, memory))
 
     def render(self) -> bytes:
         """Return the page for Prometheus."""
@@ -89,13 +88,23 @@ class Metrics:
         return Histogram(f"quire_gateway_{name}", text, ("model",), buckets=buckets, registry=self.registry)
 
 
-class _Gauges(Collector):
-    """A collector of gauges, computed from the fleet at each scrape."""
+_TRACK_LATENCIES = (
+    (TIME_TO_FIRST_TOKEN, "track_first_byte_seconds", "Time to the first byte, by track."),
+    (INTER_TOKEN_LATENCY, "track_inter_token_seconds", "Mean time between the events of a stream, by track."),
+)
+
+
+class _FleetMetrics(Collector):
+    """What is computed at each scrape: the state of the fleet, and the figures of models with a canary."""
 
     def __init__(self, fleet: Fleet, held: dict[str, int], memory: BodyMemory) -> None:
         self._fleet, self._held, self._memory = fleet, held, memory
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._states()
+        yield from self._tracks()
+
+    def _states(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
             "quire_gateway_requests_in_flight", "Requests that a replica works on.", labels=("model", "backend")
         )
@@ -121,20 +130,8 @@ class _Gauges(Collector):
         )
         yield from (in_flight, held, endpoints, bodies)
 
-
-_TRACK_LATENCIES = (
-    (TIME_TO_FIRST_TOKEN, "track_first_byte_seconds", "Time to the first byte, by track."),
-    (INTER_TOKEN_LATENCY, "track_inter_token_seconds", "Mean time between the events of a stream, by track."),
-)
-
-
-class _Tracks(Collector):
-    """A collector of the figures of models with a canary. They start again with each revision of the canary."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def collect(self) -> Iterator[Metric]:
+    def _tracks(self) -> Iterator[Metric]:
+        """Yield the figures of tracks, which start again with each revision of the canary."""
         weight = GaugeMetricFamily(
             "quire_gateway_canary_weight", "Share of the requests for the canary, from 0 to 1.", labels=("model",)
         )

@@ -51,56 +51,29 @@ _MAX_REPORT_BYTES = 2**19
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """The figures of one scrape that the routing policy needs."""
-
-    running: float
-    waiting: float
-    kv_usage: float
-    finished: float
-    kv_tokens: float
-    """Infinite where it is not reported."""
-    max_running: float | None
-    max_model_len: int | None
-    pending_tokens: float | None
-    computed_tokens: float
-    """Prompt tokens that were computed."""
-    step_seconds: float
-    arrived_requests: float
-    arrived_tokens: float
+Page = Mapping[str, float]
+"""The figures of one scrape, by the name of the metric; of ``CACHE_CONFIG``, the tokens of the KV cache."""
 
 
 def parse_page(text: str) -> Page | None:
     """Return the figures, summed over labels; None if a gauge that every engine has is missing."""
     sums: dict[str, float] = {}
-    kv_tokens = 0.0
     try:
         for point in points(text, NAMES, (engine.CACHE_CONFIG,)):
-            sums[point.name] = sums.get(point.name, 0.0) + point.value
-            if point.name == engine.CACHE_CONFIG:
-                kv_tokens += _kv_tokens(point.labels)
+            value = _kv_tokens(point.labels) if point.name == engine.CACHE_CONFIG else point.value
+            sums[point.name] = sums.get(point.name, 0.0) + value
     except (ValueError, OverflowError):
         return None
     if not {engine.RUNNING, engine.WAITING, engine.KV_USAGE} <= sums.keys() or not all(
         0 <= value < math.inf for value in sums.values()
     ):
         return None
-    return Page(
-        running=sums[engine.RUNNING],
-        waiting=sums[engine.WAITING],
-        kv_usage=sums[engine.KV_USAGE],
-        finished=sums.get(engine.FINISHED, 0.0),
-        kv_tokens=kv_tokens or math.inf,
-        max_running=sums.get(engine.MAX_RUNNING),
-        max_model_len=int(sums[engine.MAX_MODEL_LEN]) if engine.MAX_MODEL_LEN in sums else None,
-        pending_tokens=sums.get(engine.PENDING_TOKENS),
-        # Scheduled tokens that generated nothing belong to prompts, except for the first token of each.
-        computed_tokens=sums.get(engine.SCHEDULED_TOKENS, 0.0) - sums.get(engine.GENERATION_TOKENS, 0.0),
-        step_seconds=sums.get(engine.STEP_SECONDS, 0.0),
-        arrived_requests=sums.get(engine.ARRIVED_REQUESTS, 0.0),
-        arrived_tokens=sums.get(engine.ARRIVED_PROMPT_TOKENS, 0.0),
-    )
+    return sums
+
+
+def computed_tokens(page: Page) -> float:
+    """Return the prompt tokens that were computed: scheduled tokens that generated none, but for the first of each."""
+    return page.get(engine.SCHEDULED_TOKENS, 0.0) - page.get(engine.GENERATION_TOKENS, 0.0)
 
 
 def _kv_tokens(labels: Mapping[str, str]) -> float:
@@ -136,7 +109,8 @@ class _History:
 
     finishes: Rate = field(default_factory=Rate)
     prefills: PrefillRate = field(default_factory=PrefillRate)
-    page: Page | None = None
+    arrived: Sequence[float] | None = None
+    """The prompt tokens and the requests that had arrived at the last one."""
 
 
 class Scraper:
@@ -208,10 +182,11 @@ class Scraper:
     async def _scrape(self, backend: Backend) -> None:
         url = f"{backend.endpoint.url}{engine.METRICS_PATH}"
         in_flight, sent_tokens = backend.in_flight, backend.sent_tokens
-        backend.note_asked(monotonic())
+        if backend.asked_since is None:
+            backend.asked_since = monotonic()
         try:
             async with self._session.get(url, timeout=_TIMEOUT) as response:
-                backend.note_answered()
+                backend.asked_since = None
                 if response.status != 200:
                     return
                 text = (await read_capped(response.content, MAX_PAGE_BYTES)).decode()
@@ -224,23 +199,23 @@ class Scraper:
         now, history = monotonic(), self._histories.get(backend.endpoint.url)
         if history is None:
             return  # the replica has gone since it was asked
-        load = Load(
-            running=page.running,
-            waiting=page.waiting,
-            kv_usage=page.kv_usage,
-            finished_per_second=history.finishes.update(page.finished, now),
+        prefill_rate = history.prefills.update(computed_tokens(page), page.get(engine.STEP_SECONDS, 0.0))
+        backend.load = Load(
+            running=page[engine.RUNNING],
+            waiting=page[engine.WAITING],
+            kv_usage=page[engine.KV_USAGE],
+            finished_per_second=history.finishes.update(page.get(engine.FINISHED, 0.0), now),
             in_flight=in_flight,
-            max_running=page.max_running,
-            pending_tokens=page.pending_tokens,
-            prefill_tokens_per_second=history.prefills.update(page.computed_tokens, page.step_seconds),
+            max_running=page.get(engine.MAX_RUNNING),
+            pending_tokens=page.get(engine.PENDING_TOKENS),
+            prefill_tokens_per_second=prefill_rate,
         )
-        backend.record_scrape(load, now, sent_tokens=sent_tokens, kv_tokens=page.kv_tokens)
-        backend.max_model_len = page.max_model_len
+        backend.load_time, backend.load_sent_tokens = now, sent_tokens
+        backend.kv_tokens = page.get(engine.CACHE_CONFIG) or math.inf
+        backend.max_model_len = int(page[engine.MAX_MODEL_LEN]) if engine.MAX_MODEL_LEN in page else None
         self._fleet.record_reachable(backend)
-        if history.page is not None:
-            self._fleet.record_arrivals(
-                backend,
-                tokens=page.arrived_tokens - history.page.arrived_tokens,
-                requests=page.arrived_requests - history.page.arrived_requests,
-            )
-        history.page = page
+        arrived = [page.get(name, 0.0) for name in (engine.ARRIVED_PROMPT_TOKENS, engine.ARRIVED_REQUESTS)]
+        if history.arrived is not None:
+            tokens, requests = (after - before for before, after in zip(history.arrived, arrived, strict=True))
+            self._fleet.record_arrivals(backend, tokens=tokens, requests=requests)
+        history.arrived = arrived

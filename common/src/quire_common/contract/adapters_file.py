@@ -176,7 +176,6 @@ _FIELDS = frozenset(AdapterEntry.__dataclass_fields__)
 
 
 def render_report(report: AdaptersReport) -> dict[str, Any]:
-    """Return the report as the object that is sent as JSON."""
     return asdict(report)
 
 

@@ -6,18 +6,12 @@ count, because tenants may edit Services.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from quire_common.contract.engine import HTTP_PORT_NAME
-from quire_common.contract.gateway import (
-    CANARY,
-    STABLE,
-    CanaryRoute,
-    Endpoint,
-    HoldPolicy,
-    ModelEndpoints,
-)
+from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute, Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.contract.kubernetes import CANARY_SUFFIX
 from quire_common.quantities import parse_duration_seconds
 from quire_common.served_names import Claim, NameScope, held_by, reported_claim
@@ -61,8 +55,6 @@ class _Port(msgspec.Struct, frozen=True):
 
 
 class KubeSlice(msgspec.Struct, frozen=True, rename="camel"):
-    """An EndpointSlice."""
-
     metadata: _Meta
     address_type: str | None = None
     endpoints: list[_Address] | None = None
@@ -102,7 +94,9 @@ class _Rollout(msgspec.Struct, frozen=True, rename="camel"):
     compared_per_million: int | None = None
 
 
-class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    """The status of an LLMDeployment, or of an LLMAdapter, which has only the first field."""
+
     served_name: _ServedName | None = None
     capacity: _Capacity | None = None
     observed_generation: int | None = None
@@ -110,25 +104,16 @@ class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class KubeDeployment(msgspec.Struct, frozen=True):
-    """An LLMDeployment."""
-
     metadata: _Meta
     spec: _Spec = _Spec()
-    status: _DeploymentStatus = _DeploymentStatus()
+    status: _Status = _Status()
 
     @property
     def claim(self) -> Claim | None:
         """The claim to its served name; None before the operator has reported it."""
-        recorded = self.status.served_name
-        return reported_claim(
-            namespace=self.metadata.namespace,
-            deployment=self.metadata.name,
-            created=self.metadata.creation_timestamp,
-            is_leaving=self.metadata.deletion_timestamp is not None,
-            recorded=None if recorded is None else (recorded.name, recorded.since),
-            is_reported=self.status.observed_generation is not None,
-            spec_name=self.spec.model.served_name,
-        )
+        is_reported = self.status.observed_generation is not None
+        spec_name = self.spec.model.served_name
+        return _claim(self.metadata, self.status, self.metadata.name, is_reported=is_reported, spec_name=spec_name)
 
     @property
     def hold(self) -> HoldPolicy:
@@ -165,36 +150,35 @@ class _AdapterSpec(msgspec.Struct, frozen=True, rename="camel"):
     deployment_ref: _Target
 
 
-class _AdapterStatus(msgspec.Struct, frozen=True, rename="camel"):
-    served_name: _ServedName | None = None
-
-
 class KubeAdapter(msgspec.Struct, frozen=True):
-    """An LLMAdapter."""
-
     metadata: _Meta
     spec: _AdapterSpec
-    status: _AdapterStatus = _AdapterStatus()
+    status: _Status = _Status()
 
-    @property
-    def claim(self) -> Claim | None:
-        """The claim to its served name; None before the operator has reported it."""
-        recorded = self.status.served_name
-        return reported_claim(
-            namespace=self.metadata.namespace,
-            deployment=self.spec.deployment_ref.name or "",
-            created=self.metadata.creation_timestamp,
-            is_leaving=self.metadata.deletion_timestamp is not None,
-            recorded=None if recorded is None else (recorded.name, recorded.since),
-            is_reported=False,
-            spec_name=None,
-            adapter=self.metadata.name,
-        )
+
+def _claim(
+    metadata: _Meta,
+    status: _Status,
+    deployment: str,
+    *,
+    is_reported: bool = False,
+    spec_name: str | None = None,
+    adapter: str = "",
+) -> Claim | None:
+    recorded = status.served_name
+    return reported_claim(
+        namespace=metadata.namespace,
+        deployment=deployment,
+        created=metadata.creation_timestamp,
+        is_leaving=metadata.deletion_timestamp is not None,
+        recorded=None if recorded is None else (recorded.name, recorded.since),
+        is_reported=is_reported,
+        spec_name=spec_name,
+        adapter=adapter,
+    )
 
 
 class KubeObject(msgspec.Struct, frozen=True):
-    """Any object."""
-
     metadata: _Meta
 
 
@@ -206,8 +190,6 @@ class KubeList(msgspec.Struct, frozen=True):
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
-    """A line of a watch."""
-
     type: str
     object: msgspec.Raw
 
@@ -219,10 +201,7 @@ class KubeStatus(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectKey:
-    """The namespace and name of an object."""
-
+class ObjectKey(NamedTuple):
     namespace: str
     name: str
 
@@ -317,13 +296,11 @@ def _endpoint(address: _Address, part: KubeSlice, port: int, track: str) -> Endp
 
 
 def key_in(item: msgspec.Raw) -> ObjectKey:
-    """Return the key of an object."""
     metadata = msgspec.json.decode(item, type=KubeObject).metadata
     return ObjectKey(metadata.namespace, metadata.name)
 
 
 def read_slice(item: msgspec.Raw) -> KubeSlice:
-    """Return an EndpointSlice."""
     return msgspec.json.decode(item, type=KubeSlice)
 
 
@@ -345,6 +322,8 @@ def read_model(item: msgspec.Raw | bytes) -> KnownModel | None:
 def read_adapter(item: msgspec.Raw | bytes) -> Claim | None:
     """Return the claim of an LLMAdapter, which is all that is kept of it."""
     try:
-        return msgspec.json.decode(item, type=KubeAdapter).claim
+        adapter = msgspec.json.decode(item, type=KubeAdapter)
     except msgspec.ValidationError:
         return None
+    deployment = adapter.spec.deployment_ref.name or ""
+    return _claim(adapter.metadata, adapter.status, deployment, adapter=adapter.metadata.name)
