@@ -8,7 +8,6 @@ import signal
 
 
 def main() -> None:
-    """Run the command."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else the caller has it ignored
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -46,19 +46,16 @@ class Site:
         self.draining = False
 
     async def models(self, request: web.Request) -> web.Response:
-        """Answer GET /v1/models."""
         names = [] if self._hides_names else sorted(self._fleet.pools)
         return _json({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: web.Request) -> web.Response:
-        """Answer GET /v1/models/MODEL."""
         name = request.match_info["model"]
         if name not in self._fleet.pools:
             raise UnknownModel(f"the model {name[:200]!r} does not exist")
         return _json(self._model(name))
 
     async def alive(self, request: web.Request) -> web.Response:
-        """Answer the liveness probe."""
         return web.Response(text="ok\n")
 
     async def ready(self, request: web.Request) -> web.Response:
@@ -70,7 +67,6 @@ class Site:
         return web.Response(text="ok\n")
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Answer a scrape by Prometheus."""
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
 
     async def requests(self, request: web.Request) -> web.Response:
@@ -82,11 +78,9 @@ class Site:
         return _json({"models": self._metrics.tracks()})
 
     async def response(self, request: web.Request) -> web.Response:
-        """Answer a request about a response by its id."""
         raise ResponsesNotStored(f"{request.path[:200]}: {NO_STORED_RESPONSES}")
 
     async def not_found(self, request: web.Request) -> web.Response:
-        """Answer an unknown path."""
         raise NotFound(f"unknown route {request.method} {request.path[:200]}; the API is under /v1/")
 
     def _model(self, name: str) -> dict[str, object]:

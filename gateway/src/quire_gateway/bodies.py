@@ -56,7 +56,6 @@ class BodyMemory:
         self._used_by[owner] += size_bytes
 
     def free(self, size_bytes: int, *, owner: str | None) -> None:
-        """Return reserved memory."""
         self.used_bytes -= size_bytes
         self._used_by[owner] -= size_bytes
         if not self._used_by[owner]:
@@ -163,14 +162,12 @@ class BodyPayload(payload.Payload):
         self._size = len(body.data)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Send the body."""
         with self._value.sent() as data:
             view = memoryview(data)
             for start in range(0, len(data), _CHUNK_BYTES):
                 await writer.write(bytes(view[start : start + _CHUNK_BYTES]))
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the body as text."""
         return self._value.data.decode(encoding, errors)
 
 

@@ -95,7 +95,6 @@ class Comparisons:
         task.add_done_callback(lambda _: self._running.pop(model, None))
 
     async def aclose(self) -> None:
-        """Cancel what runs."""
         running = list(self._running.values())
         for task in running:
             task.cancel()

@@ -14,8 +14,6 @@ _DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions:
-    """The treatment of a request."""
-
     max_body_bytes: int
     body_memory_bytes: int
     """The bodies of all requests in flight together."""
@@ -34,15 +32,11 @@ class ProxyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSource:
-    """Discovery from an endpoints file."""
-
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSource:
-    """Discovery from the Kubernetes API."""
-
     namespaces: tuple[str, ...]
     """Empty: all namespaces."""
     kubeconfig: Path | None
@@ -54,8 +48,6 @@ class KubernetesSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The configuration of a gateway."""
-
     host: str
     port: int
     source: FileSource | KubernetesSource

@@ -56,7 +56,6 @@ class Connections:
             self._idle[connection] = None
 
     def closed(self, connection: "Connection") -> None:
-        """Forget a connection."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
@@ -119,7 +118,6 @@ class Connection(web.RequestHandler):
         return await super().finish_response(request, resp, start_time)
 
     def abort(self) -> None:
-        """Close the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 

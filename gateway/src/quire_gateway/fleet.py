@@ -182,7 +182,6 @@ class Pool:
             self.tracks.update(canary)
 
     def choose_track(self, session: str | None) -> str:
-        """Return the track of a new request."""
         return STABLE if self.tracks is None else self.tracks.choose(session)
 
     def tracked(self, backend: Backend) -> TrackedAttempt | None:
@@ -260,7 +259,6 @@ class Pool:
         return gone
 
     def wake(self) -> None:
-        """Report that a held request may find a replica."""
         self._on_wake(self)
 
     def has_trusted(self, now: float) -> bool:
@@ -285,7 +283,6 @@ class Pool:
         return [id_ for id_, backend in self.backends.items() if backend.is_ready]
 
     def room(self, now: float) -> int:
-        """Return how many more requests the replicas can run at once."""
         return sum(backend.room(now) for backend in self.backends.values())
 
 

@@ -78,7 +78,6 @@ class HoldQueue:
         self._metrics.held[pool.model] = held + 1
 
     def count_out(self, pool: Pool) -> None:
-        """Count one held request less."""
         self._metrics.held[pool.model] -= 1
 
     def is_known(self, pool: Pool) -> bool:

@@ -54,7 +54,6 @@ class Metrics:
         self.registry.register(_FleetMetrics(fleet, self.held, memory))
 
     def render(self) -> bytes:
-        """Return the page for Prometheus."""
         return generate_latest(self.registry)
 
     def current_requests(self) -> dict[str, dict[str, int]]:

@@ -54,7 +54,6 @@ class Prompt(msgspec.Struct):
 
 
 def prompt_bytes(prompt: Prompt) -> int:
-    """Return the length of the prompt's text."""
     return sum(text.nbytes for text in prompt.texts)
 
 
@@ -212,7 +211,6 @@ class TokensPerByte:
 
     @property
     def value(self) -> float:
-        """The current estimate."""
         if min(self._bytes.count, self._tokens.count) < _ENOUGH_REQUESTS or self._bytes.value <= 0:
             return _TYPICAL_TOKENS_PER_BYTE
         return min(_MOST_TOKENS_PER_BYTE, max(_FEWEST_TOKENS_PER_BYTE, self._tokens.value / self._bytes.value))

@@ -41,8 +41,6 @@ class _Record:
 
 
 class Quarantine:
-    """The bodies that met the deaths of replicas."""
-
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 

@@ -126,7 +126,6 @@ class Scraper:
         self._turn = 0
 
     async def run(self) -> None:
-        """Scrape once a second until cancelled."""
         try:
             while True:
                 started = monotonic()

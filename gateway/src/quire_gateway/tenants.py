@@ -21,8 +21,6 @@ _ITERATIONS = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """The tenant of one request."""
-
     name: str
     secret: bytes
 

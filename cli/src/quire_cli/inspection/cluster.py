@@ -64,7 +64,6 @@ class KubeReader:
         return trim_resource(await self._connection.read(path))
 
     async def resources(self, namespace: str | None) -> list[Resource]:
-        """Return the LLMDeployments of a namespace, or of all."""
         return [trim_resource(item) async for item in self._list(_RESOURCES, names.PLURAL, namespace)]
 
     async def replicas(self, namespace: str | None) -> list[tuple[Key, Pod]]:

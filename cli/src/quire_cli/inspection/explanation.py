@@ -55,8 +55,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):
-    """The requested and the existing replicas."""
-
     asked: int | None
     """None before a number was requested."""
     ready: int
@@ -89,8 +87,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorReport:
-    """The operator's recent decisions, as it reported them."""
-
     log: Log
     problem: str | None
     """The reason why the operator did not report them."""

@@ -252,8 +252,6 @@ class Fleet:
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of one replica."""
-
     name: str
     phase: str
     silence: str | None
@@ -261,8 +259,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of one LLMDeployment."""
-
     namespace: str | None
     name: str
     asked: int | None

@@ -189,8 +189,6 @@ async def _poll(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A row of the table."""
-
     name: str
     style: str
     indent: int

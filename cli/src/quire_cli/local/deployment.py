@@ -21,8 +21,6 @@ _KEY_FILE_HINT = f"write the keys to a file, one per line, and set {KEY_FILE_VAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDeployment:
-    """An LLMDeployment that runs as processes."""
-
     name: str
     served_name: str
     command: Callable[[int], Sequence[str]]

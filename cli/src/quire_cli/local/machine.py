@@ -124,8 +124,6 @@ def _lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The commands that start engines and the gateway."""
-
     engine: tuple[str, ...]
     gateway: tuple[str, ...]
 

@@ -89,8 +89,6 @@ def plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The share of this machine for one replica."""
-
     memory_bytes: int
     threads: int
     """The compute threads of the replica, of which each rank needs one."""
@@ -105,8 +103,6 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """An LLMDeployment that fits."""
-
     spec: Spec
     folder: Path
     share: Share
@@ -264,8 +260,6 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result for one place."""
-
     place: Place
     needs: Footprint
     limits: CacheLimits
@@ -341,7 +335,6 @@ def _usable_gpus(spec: Spec) -> list[Gpu]:
 def answers(
     spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine, draft: ModelFacts | None = None
 ) -> list[Answer]:
-    """Return the result for each place."""
     found: list[Answer] = []
     for place in where:
         needs, limits = measure(

@@ -107,8 +107,6 @@ def free_port() -> int:
 
 
 class Phase(StrEnum):
-    """The phase of a supervised process."""
-
     PENDING = "Pending"
     LOADING = "Loading"
     READY = "Ready"
@@ -138,8 +136,6 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The command and environment of a process."""
-
     name: str
     command: Callable[[int], Sequence[str]]
     """The command line for a port."""
@@ -214,7 +210,6 @@ class KeptProcess:
         self._stop.set()
 
     def kill(self) -> None:
-        """End at once, without draining."""
         self._killed = True
         self.stop()
         if self._process is not None:

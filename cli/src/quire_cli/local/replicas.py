@@ -115,7 +115,6 @@ class LocalCluster:
         await self._ended(list(self._tasks))
 
     async def kill(self) -> None:
-        """End everything at once."""
         for kept in list(self._tasks):
             kept.kill()
         await self._ended(list(self._tasks))

@@ -39,7 +39,6 @@ class LocalScaling:
         self._records: dict[str, ScalingRecord] = {}
 
     async def run(self) -> None:
-        """Evaluate forever."""
         if self._policies:
             await keep_scaling(self._autoscaler, self, tick_seconds=self._tick_seconds)
         await asyncio.Event().wait()

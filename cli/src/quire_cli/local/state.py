@@ -98,8 +98,6 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One LLMDeployment of the run."""
-
     served_name: str
     replicas: int
     """The requested number of replicas."""
@@ -130,8 +128,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of ``quire up`` on this machine."""
-
     folder: Path
     state: RunState
     is_live: bool

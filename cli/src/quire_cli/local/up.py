@@ -114,8 +114,6 @@ def _end_unread() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The options of a run."""
-
     file: Path
     port: int
     exit_after_seconds: float | None

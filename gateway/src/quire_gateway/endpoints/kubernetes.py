@@ -56,7 +56,6 @@ class Access:
     """Read again for every request, because the kubelet renews it."""
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that authenticate a request."""
         token = self.token_file.read_text().strip() if self.token_file is not None else self.token
         return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -67,7 +66,6 @@ class Access:
 
 
 def access_of(kubeconfig: Path | None) -> Access:
-    """Return the access to the API server, or raise ``ConfigurationError``."""
     return in_cluster(os.environ, _SERVICE_ACCOUNT) if kubeconfig is None else from_kubeconfig(kubeconfig)
 
 
