@@ -54,14 +54,34 @@ def make_scheduler(case: Case, *, caching: bool, steps: int) -> tuple[Scheduler,
 
 def input_builder(layout: KVCacheLayout, rows: int) -> Callable[[Batch], object]:
     """Return what the runner does before the model runs. Imports torch."""
-    from quire_engine.runner.inputs import RowState, build
-    from quire_engine.runner.logprobs import logits_rows
+    import torch
 
-    state = RowState(max_rows=rows, max_blocks=4096 // BLOCK_SIZE + 1, groups=1)
+    from quire_engine.runner.accelerator import CpuAccelerator
+    from quire_engine.runner.captured import GraphSizes
+    from quire_engine.runner.cpu_passes import CpuPasses
+    from quire_engine.runner.inputs import Rows, step_columns
+    from quire_engine.runner.logprobs import logits_rows
+    from quire_engine.runner.passes import PassSizes
+    from quire_engine.runner.staging import HostToDeviceBatch
+    from quire_engine.runner.verification import draws_of
+
+    accelerator, sizes = CpuAccelerator(), PassSizes(rows=rows, tokens=8192, logits=rows, draws=rows)
+    state = Rows(layout, max_rows=rows, max_blocks=4096 // BLOCK_SIZE + 1, device=accelerator.device)
+    passes = CpuPasses(
+        lambda inputs, caches: torch.empty(0),
+        (),
+        layout,
+        state,
+        accelerator=accelerator,
+        sizes=sizes,
+        graph_sizes=GraphSizes(),
+    )
 
     def prepare(batch: Batch) -> object:
-        state.apply(batch)
-        return build(batch, state, layout, logits_rows(batch).rows)
+        transfer = HostToDeviceBatch(accelerator)
+        state.stage(batch, transfer)
+        columns = step_columns(batch, state.tables, BLOCK_SIZE)
+        return passes.stage(columns, logits_rows(batch, columns.ends), draws_of(batch, columns), transfer)
 
     return prepare
 

@@ -20,24 +20,28 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import DeviceError
 from quire_engine.model.layers import ModelInputs
-from quire_engine.runner.device import swap
-from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccelerator, Mark, make_accelerator
-from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device.graphs import (
+from quire_engine.runner import swap
+from quire_engine.runner.accelerator import Accelerator, CpuAccelerator, Mark, make_accelerator
+from quire_engine.runner.captured import (
     GraphKey,
     GraphSizes,
     GraphStore,
     default_decode_sizes,
     default_mixed_sizes,
 )
-from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
-from quire_engine.runner.device.swap import DeviceSwapper, runs_of
-from quire_engine.runner.device_runner import DeviceRunner
-from quire_engine.runner.device_steps import DeviceParts
+from quire_engine.runner.faults import device_faults
+from quire_engine.runner.model_runner import ModelRunner, RunnerParts
+from quire_engine.runner.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
+from quire_engine.runner.swap import StagedSwapper, runs_of
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 VOCABULARY = 30
+
+
+def on_device() -> Accelerator:
+    """Return the accelerator of a GPU, or one that stands for it."""
+    return make_accelerator(DEVICE) if DEVICE.type == "cuda" else CpuAccelerator(is_device=True)
 
 
 def make_cache(num_blocks: int, device: torch.device = DEVICE) -> KVCache:
@@ -96,7 +100,7 @@ def mixed(size: int) -> GraphKey:
 def test_graphs_are_captured_by_size_and_replayed_by_best_fit() -> None:
     done: list[GraphKey] = []
     sizes = GraphSizes(decode=(1, 4, 6, 99), mixed=(4, 16, 32)).within(sequences=6, tokens=16)
-    store = GraphStore(make_accelerator(torch.device("cpu")), sizes)
+    store = GraphStore(CpuAccelerator(is_device=True), sizes)
     assert store.key_for(sequences=3, tokens=3) is None, "none is captured yet"
     asked: list[GraphKey] = []
 
@@ -124,7 +128,7 @@ def test_graphs_are_captured_by_size_and_replayed_by_best_fit() -> None:
 @pytest.mark.parametrize("tokens", [1, 5, 64])
 def test_every_input_is_aligned_and_transferred_unchanged(tokens: int) -> None:
     largest = InputSizes(tokens=64, sequences=64, logits=64, draws=64)
-    staging = StepStaging(make_accelerator(DEVICE), groups=2, largest=largest)
+    staging = StepStaging(on_device(), groups=2, largest=largest)
     sizes = InputSizes(tokens=tokens, sequences=tokens, logits=tokens, draws=tokens)
     for turn in range(3):
         host = staging.begin(sizes)
@@ -149,7 +153,7 @@ def test_host_to_device_batch_preserves_each_array() -> None:
         np.zeros(0, dtype=np.int32),
         np.array([True, False]),
     ]
-    transfer = HostToDeviceBatch(make_accelerator(DEVICE))
+    transfer = HostToDeviceBatch(on_device())
     items = [transfer.add(array) for array in arrays]
     transfer.send()
     for item, array in zip(items, arrays, strict=True):
@@ -178,7 +182,7 @@ def test_swapped_blocks_are_restored_unchanged(staged: int, most_copies: int, mo
     before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
     space = [allocate_swap_space(cache, 9) for cache in caches]
     block_bytes = 4 * sum(part[0].numel() for part in (caches[0].keys, caches[0].values))
-    swapper = DeviceSwapper(make_accelerator(DEVICE), layout, caches, space, staging_bytes=2 * 2 * staged * block_bytes)
+    swapper = StagedSwapper(on_device(), layout, caches, space, staging_bytes=2 * 2 * staged * block_bytes)
     out = BlockCopies(sources=[5, 0, 7, 2, 1], targets=[8, 3, 0, 1, 6])
     few = BlockCopies(sources=[4], targets=[2])
     left = swapper.apply(batch(swap_out=(out, few)))
@@ -267,13 +271,13 @@ class _LostMark:
 
 
 @dataclass(frozen=True, slots=True)
-class _LostAccelerator(InterpretedAccelerator):
+class _LostAccelerator(CpuAccelerator):
     def mark(self) -> _LostMark:
         return _LostMark()
 
 
 def test_a_step_that_failed_on_the_device_gives_no_tokens() -> None:
-    runner = make_runner(_LostAccelerator(torch.device("cpu")), torch.device("cpu"))
+    runner = make_runner(_LostAccelerator(is_device=True), torch.device("cpu"))
     under_way = runner.execute(two_steps()[0]).sample()
     with pytest.raises(DeviceError, match="running a step of 4 tokens.*illegal memory access"):
         under_way.wait()
@@ -305,7 +309,7 @@ def without_waiting() -> Iterator[None]:
 
 
 def test_a_step_is_issued_without_waiting_for_the_device() -> None:
-    runner = make_runner(make_accelerator(DEVICE), DEVICE)
+    runner = make_runner(on_device(), DEVICE)
     runner.capture_graphs()
     for issue in (nullcontext, without_waiting):  # once to compile
         with issue():
@@ -318,7 +322,7 @@ def test_a_step_is_issued_without_waiting_for_the_device() -> None:
 
 
 def test_masks_are_applied_on_the_device() -> None:
-    runner = make_runner(make_accelerator(DEVICE), DEVICE)
+    runner = make_runner(on_device(), DEVICE)
     first, second = two_steps()
     runner.execute(first).sample().wait()
     bits = (1 << VOCABULARY - 5).to_bytes(mask_bytes(VOCABULARY), "little")
@@ -329,7 +333,7 @@ def test_masks_are_applied_on_the_device() -> None:
     # The model's own probabilities are reported, and the mask does not change the other row.
     assert output.logprobs is not None and output.logprobs[0] is None
     assert output.logprobs[1] is not None and output.logprobs[1].logprobs[0] < 0.0
-    plain = make_runner(make_accelerator(DEVICE), DEVICE)
+    plain = make_runner(on_device(), DEVICE)
     unmasked = [plain.execute(step).sample().wait() for step in two_steps()][1]
     assert output.token_ids[0] == unmasked.token_ids[0] and unmasked.token_ids[1] != VOCABULARY - 5
     for each in (runner, plain):
@@ -349,9 +353,9 @@ class RisingModel:
         return torch.linspace(-1, 1, VOCABULARY, device=hidden.device) * hidden
 
 
-def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
-    return DeviceRunner(
-        DeviceParts(
+def make_runner(accelerator: Accelerator, device: torch.device) -> ModelRunner:
+    return ModelRunner(
+        RunnerParts(
             model=RisingModel(),
             caches=(make_cache(9, device),),
             layout=KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),)),
@@ -359,11 +363,10 @@ def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
             max_rows=2,
             max_tokens=16,
             max_model_len=64,
-            device=device,
             accelerator=accelerator,
+            graph_sizes=GraphSizes(decode=(1, 2, 8), mixed=(8,)),
         ),
         vocab_size=VOCABULARY,
-        graph_sizes=GraphSizes(decode=(1, 2, 8), mixed=(8,)),
     )
 
 

@@ -1,15 +1,17 @@
-"""Any schedule on the device runner answers like a request alone: padded graphs, overlap, drafts, swap, shared blocks.
+"""Any schedule on the runner answers like a request alone: padded graphs, overlap, drafts, swap, shared blocks.
 
 The model reads back its cache: it stores each token and its position, and its output depends on everything that a query
 sees there through the block tables and slots of the runner. So a wrong block, a padded row that touches another's, a
-token fed back too early or a block swapped too late changes the answer, which is known beforehand. It runs on a GPU if
-there is one, with captured graphs and streams.
+token fed back too early or a block swapped too late changes the answer, which is known beforehand. It runs with the
+steps of a CPU and with those of a GPU: on one if there is one, with captured graphs and streams.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fixed_drafts import use_every_draft
@@ -26,17 +28,18 @@ from quire_engine.core.speculation.proposers import OpenProposer
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
 from quire_engine.model.layers import ModelInputs
-from quire_engine.runner.device.accelerator import (
+from quire_engine.runner.accelerator import (
     Accelerator,
+    CpuAccelerator,
     EagerGraph,
-    InterpretedAccelerator,
     Mark,
     make_accelerator,
 )
-from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
-from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
-from quire_engine.runner.device_steps import DeviceParts
+from quire_engine.runner.captured import GraphSizes, default_decode_sizes, default_mixed_sizes
+from quire_engine.runner.model_runner import DraftParts, ModelRunner, RunnerParts
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
+from quire_kernels.paged_attention.cpu_plan import CpuPlan
+from quire_kernels.paged_attention.plan import DevicePlan
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 BLOCK_SIZE = 16
@@ -100,6 +103,7 @@ class ReadBackModel:
 
     def read(self, index: int, plan: Any, positions: Tensor, cache: KVCache) -> Tensor:
         queries = torch.arange(len(positions), device=positions.device)
+        plan = plan if isinstance(plan, DevicePlan) else seen_by(plan)
         ends = plan.query_starts[1:].long()
         # [T]; tokens of padding have no owner, and what is computed for them is not read.
         owner = torch.searchsorted(ends, queries, right=True).clamp(max=len(ends) - 1)
@@ -117,6 +121,22 @@ class ReadBackModel:
         return found + wrong * 3_001
 
 
+def seen_by(plan: CpuPlan) -> Any:
+    """Return what a CPU's plan says about each sequence, in the words of a GPU's."""
+    block_tables, tiles, _ = plan._kept
+    owners, firsts, tokens, ends = tiles[:4]
+    contexts, starts = np.zeros(len(block_tables), dtype=np.int64), np.zeros(len(block_tables) + 1, dtype=np.int64)
+    np.maximum.at(contexts, owners, ends)
+    np.maximum.at(starts, owners + 1, firsts + tokens)
+    reach = int(plan._numbers[8])
+    return SimpleNamespace(
+        block_tables=block_tables,
+        context_lens=torch.from_numpy(contexts),
+        query_starts=torch.from_numpy(starts),
+        window=reach if reach < MAX_MODEL_LEN else None,
+    )
+
+
 def default_sizes(max_rows: int, budget: int, *, verifies: bool) -> GraphSizes:
     """Return the sizes that a start captures by default."""
     return GraphSizes(
@@ -124,10 +144,10 @@ def default_sizes(max_rows: int, budget: int, *, verifies: bool) -> GraphSizes:
     ).within(sequences=max_rows, tokens=budget)
 
 
-def draft_of(world: "World") -> DeviceDraft | None:
+def draft_of(world: "World") -> DraftParts | None:
     if world.drafter == "oracle":
         return None
-    return DeviceDraft(model=ReadBackModel(wrong=world.wrong), layers=1, max_tokens=max(1, world.drafts))
+    return DraftParts(model=ReadBackModel(wrong=world.wrong), layers=1, max_tokens=max(1, world.drafts))
 
 
 @dataclass
@@ -146,7 +166,7 @@ class LateMark:
 
 
 @dataclass(frozen=True, slots=True)
-class LateAccelerator(InterpretedAccelerator):
+class LateAccelerator(CpuAccelerator):
     """A CPU whose downloads contain garbage until the host waits, as on a slow device."""
 
     under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -185,6 +205,8 @@ class World:
     """The source of drafts; for a draft model, there is one group of layers, and the last one is its own."""
     wrong: int = 0
     """See ``ReadBackModel``."""
+    is_device: bool = True
+    """Steps are those of a GPU, with staged inputs and captured graphs, or those of a CPU."""
 
     @property
     def most_drafts(self) -> int:
@@ -201,6 +223,12 @@ class Oracle:
         params = SamplingParams(max_tokens=most, temperature=0.0)
         right = answer(token_ids, params, self.windows)
         return [(token + (len(token_ids) + place) % 7 // 6) % VOCABULARY for place, token in enumerate(right)]
+
+
+def accelerator_of(world: World) -> Accelerator:
+    if world.is_device and DEVICE.type == "cuda":
+        return make_accelerator(DEVICE)
+    return LateAccelerator(is_device=world.is_device)
 
 
 def speculation_of(world: World) -> Speculation | None:
@@ -235,11 +263,13 @@ class Play:
                 for index, window in enumerate(world.windows)
             ),
         )
-        draft = draft_of(world)
-        caches = tuple(make_cache(world.num_blocks + 1) for _ in range(len(world.windows) + (draft is not None)))
-        accelerator: Accelerator = make_accelerator(DEVICE) if DEVICE.type == "cuda" else LateAccelerator(DEVICE)
-        self.runner = DeviceRunner(
-            DeviceParts(
+        draft, accelerator = draft_of(world), accelerator_of(world)
+        caches = tuple(
+            make_cache(world.num_blocks + 1, accelerator.device)
+            for _ in range(len(world.windows) + (draft is not None))
+        )
+        self.runner = ModelRunner(
+            RunnerParts(
                 model=ReadBackModel(),
                 caches=caches,
                 layout=layout,
@@ -248,11 +278,10 @@ class Play:
                 max_tokens=world.budget,
                 max_model_len=MAX_MODEL_LEN,
                 most_drafts=world.most_drafts,
-                device=DEVICE,
                 accelerator=accelerator,
+                graph_sizes=world.graph_sizes,
             ),
             vocab_size=VOCABULARY,
-            graph_sizes=world.graph_sizes,
             draft=draft,
         )
         self.runner.capture_graphs()
@@ -313,9 +342,9 @@ class Play:
         return depths
 
 
-def make_cache(num_blocks: int) -> KVCache:
+def make_cache(num_blocks: int, device: torch.device) -> KVCache:
     cache = allocate_kv_cache(
-        num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_heads=1, head_dim=16, dtype=torch.float32, device=DEVICE
+        num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_heads=1, head_dim=16, dtype=torch.float32, device=device
     )
     cache.values.fill_(torch.nan)
     return cache
@@ -364,6 +393,7 @@ worlds = st.builds(
     drafts=st.sampled_from([0, 0, 1, 4, 15]),
     plain_steps=st.sampled_from([0, 1, 5, 9]),
     wrong=st.sampled_from([0, 5, 2]),
+    is_device=st.sampled_from([True, True, False]),
 ).flatmap(
     lambda world: st.builds(
         replace,

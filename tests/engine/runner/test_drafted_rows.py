@@ -126,9 +126,9 @@ def test_rows_with_many_missing_tokens_start_at_a_block_boundary(
 ) -> None:
     begun(rows, step(0, 10, list(range(end - 10))))
     assert starts(rows, 0, end, lowest) == start
-    found = rows.inputs(TABLE, np.array([0]), np.array([start]), np.array([end]), np.arange(end - start), np.array([0]))
+    found = rows.columns(TABLE, np.array([0]), np.array([start]), np.array([end]), np.arange(end - start))
     assert found.positions.tolist() == list(range(start, end))
-    assert found.groups[0].slots.tolist() == [int(TABLE[0, at // SIZE]) * SIZE + at % SIZE for at in range(start, end)]
+    assert found.slots[0].tolist() == [int(TABLE[0, at // SIZE]) * SIZE + at % SIZE for at in range(start, end)]
     assert rows.firsts[0] == first
 
 

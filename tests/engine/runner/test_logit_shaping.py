@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.runner.device.accelerator import make_accelerator
-from quire_engine.runner.device.staging import HostToDeviceBatch
+from quire_engine.runner.accelerator import make_accelerator
 from quire_engine.runner.logit_shaping import LogitShaping, row_edits
+from quire_engine.runner.staging import HostToDeviceBatch
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 VOCABULARY = 30

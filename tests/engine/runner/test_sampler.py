@@ -1,17 +1,24 @@
 """The sampling parameters of requests, through the sampler."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from quire_parity.batches import batch
 from torch import Tensor
 
-from quire_engine.core.batch import Admission, TokenMasks, mask_bytes
+from quire_engine.core.batch import Admission, TokenLogprobs, TokenMasks, mask_bytes
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.runner.sampler import Drawn, Sampler
+from quire_engine.runner.accelerator import make_accelerator
+from quire_engine.runner.logprobs import spread
+from quire_engine.runner.passes import StagedPass
+from quire_engine.runner.sampler import Sampler
+from quire_engine.runner.staging import HostToDeviceBatch
 
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 VOCABULARY = 40
 ALONE = tuple((token, -1000.0) for token in range(VOCABULARY) if token not in (4, 5, 6))
 """A bias that leaves three tokens."""
@@ -30,14 +37,44 @@ def admission(
     )
 
 
-def sampler(*admissions: Admission) -> Sampler:
-    made = Sampler(max_rows=8, vocab_size=VOCABULARY)
-    made.admit(admissions)
-    return made
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    token_ids: np.ndarray
+    logprobs: list[TokenLogprobs | None] | None
 
 
-def draw(here: Sampler, logits: Tensor, rows: list[int], position: int = 5) -> Drawn:
-    return here.draw(logits, np.array(rows), np.full(len(rows), position))
+class Drawing:
+    """A sampler, and the part of a step around it."""
+
+    def __init__(self, *admissions: Admission, max_rows: int = 8, vocabulary: int = VOCABULARY) -> None:
+        self.sampler = Sampler(max_rows=max_rows, most_draws=max_rows, vocab_size=vocabulary, device=DEVICE)
+        self.admitted = list(admissions)
+
+    def draw(self, logits: Tensor, rows: list[int], position: int = 5, masks: TokenMasks | None = None) -> Drawn:
+        accelerator = make_accelerator(DEVICE)
+        transfer = HostToDeviceBatch(accelerator)
+        own, positions = transfer.add(np.array(rows)), transfer.add(np.full(len(rows), position))
+        step = batch(admitted=self.admitted, released_rows=[admission.row for admission in self.admitted])
+        plan = self.sampler.stage(step, np.array(rows), transfer)
+        self.admitted = []
+        transfer.send()
+        self.sampler.apply()
+        staged = StagedPass(
+            token_ids=own.on_device, drawn_rows=own.on_device, drawn_positions=positions.on_device, drawn_lines=None
+        )
+        token_ids, found = self.sampler.draw(logits.to(DEVICE), staged, plan, masks)
+        report = None if found is None else found.download(accelerator)
+        accelerator.mark().wait()
+        places = None if plan.reported is None else plan.reported.places.array
+        return Drawn(token_ids.cpu().numpy(), None if places is None else spread(report, places, plan.count))
+
+
+def sampler(*admissions: Admission) -> Drawing:
+    return Drawing(*admissions)
+
+
+def draw(here: Drawing, logits: Tensor, rows: list[int], position: int = 5) -> Drawn:
+    return here.draw(logits, rows, position)
 
 
 def peaked(*tokens: int) -> Tensor:
@@ -48,7 +85,7 @@ def peaked(*tokens: int) -> Tensor:
     return logits
 
 
-def first(here: Sampler, logits: Tensor) -> int:
+def first(here: Drawing, logits: Tensor) -> int:
     return int(draw(here, logits.clone(), [0]).token_ids[0])
 
 
@@ -101,7 +138,7 @@ def test_min_tokens_stops_applying_when_reached() -> None:
 
 def test_reused_row_has_no_state_of_its_previous_sequence() -> None:
     here = sampler(admission(logit_bias=((5, 9.0),), logprobs=1))
-    here.admit([admission()])
+    here.admitted = [admission()]
     drawn = draw(here, peaked(4, 5), [0])
     assert (int(drawn.token_ids[0]), drawn.logprobs) == (4, None)
 
@@ -175,14 +212,12 @@ def test_operations_have_an_order(params: dict[str, Any], likely: set[int]) -> N
 def test_frequencies_follow_the_shaped_distribution(params: dict[str, Any]) -> None:
     rows, vocabulary, drawn = 4000, 12, [9, 2, 2]
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(3))
-    here = Sampler(max_rows=rows, vocab_size=vocabulary)
     asked = SamplingParams(max_tokens=9, **params)
-    here.admit(
-        [
-            Admission(row=row, prompt_token_ids=[5], output_token_ids=drawn, params=asked, seed=row, eos_token_ids=(7,))
-            for row in range(rows)
-        ]
-    )
+    admitted = [
+        Admission(row=row, prompt_token_ids=[5], output_token_ids=drawn, params=asked, seed=row, eos_token_ids=(7,))
+        for row in range(rows)
+    ]
+    here = Drawing(*admitted, max_rows=rows, vocabulary=vocabulary)
     tokens = draw(here, logits.repeat(rows, 1), list(range(rows))).token_ids
     # The expected logits of the rows above, by hand.
     made = logits.clone()
@@ -261,7 +296,7 @@ def test_masked_rows_sample_allowed_tokens_only(temperature: float, shaped: dict
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(3))
     free = draw(sampler(*admissions), logits.clone(), [0, 1, 2])
     allowed = masks(row2=[39], row0=[4, 5, 33])
-    here = sampler(*admissions).draw(logits.clone(), np.arange(3), np.full(3, 5), allowed)
+    here = sampler(*admissions).draw(logits.clone(), [0, 1, 2], masks=allowed)
     assert here.token_ids[1] == free.token_ids[1], "others take any token"
     assert here.token_ids[0] in (4, 5, 33) and here.token_ids[2] == 39
     raw = torch.log_softmax(logits, dim=1)
@@ -275,5 +310,5 @@ def test_mask_that_allows_all_changes_nothing() -> None:
     logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(4))
     every = masks(row0=range(VOCABULARY), row1=range(VOCABULARY))
     free = draw(sampler(*admissions), logits.clone(), [0, 1])
-    same = sampler(*admissions).draw(logits.clone(), np.arange(2), np.full(2, 5), every)
+    same = sampler(*admissions).draw(logits.clone(), [0, 1], masks=every)
     assert same.token_ids.tolist() == free.token_ids.tolist()

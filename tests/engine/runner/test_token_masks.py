@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quire_engine.core.batch import TokenMasks, mask_bytes
-from quire_engine.runner.token_masks import apply_masks
+from quire_engine.runner.sampler import apply_masks
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 40, 1000])

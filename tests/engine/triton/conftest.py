@@ -29,13 +29,9 @@ from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
-from quire_engine.runner.cpu_runner import CpuParts
-from quire_engine.runner.device.accelerator import Accelerator
-from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device_runner import DeviceRunner
-from quire_engine.runner.device_steps import DeviceParts
-from quire_engine.runner.model_runner import ModelRunner
-from quire_engine.runner.threads import ALWAYS_SHARED, ThreadChooser
+from quire_engine.runner.accelerator import Accelerator, CpuAccelerator, make_accelerator
+from quire_engine.runner.captured import GraphSizes
+from quire_engine.runner.model_runner import ModelRunner, RunnerParts
 from quire_kernels import dispatch
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
@@ -191,7 +187,7 @@ def start(
     checkpoint: Callable[[str], Checkpoint], device_model: Callable[[str], CausalLM], device: torch.device
 ) -> Iterator[Callable[..., Running]]:
     """Return a factory of engines with the device runner and captured graphs; their caches are NaN at first."""
-    runners: list[DeviceRunner] = []
+    runners: list[ModelRunner] = []
 
     def make(world: World, accelerator: Accelerator | None = None) -> Running:
         shape = checkpoint(world.family).shape
@@ -200,8 +196,8 @@ def start(
         for cache in caches:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-        runner = DeviceRunner(
-            DeviceParts(
+        runner = ModelRunner(
+            RunnerParts(
                 model=device_model(world.family),
                 caches=caches,
                 layout=layout,
@@ -210,12 +206,11 @@ def start(
                 max_tokens=world.budget,
                 max_model_len=MAX_MODEL_LEN,
                 most_drafts=world.most_drafts,
-                device=device,
                 deterministic=world.deterministic,
-                accelerator=accelerator,
+                accelerator=accelerator or make_accelerator(device),
+                graph_sizes=world.graph_sizes,
             ),
             vocab_size=shape.vocab_size,
-            graph_sizes=world.graph_sizes,
         )
         runner.capture_graphs()
         runners.append(runner)
@@ -243,13 +238,15 @@ def on_the_cpu_path(
                 shape = checkpoint(world.family).shape
                 layout = world.layout(shape)
                 cpu = torch.device("cpu")
-                parts = CpuParts(
+                parts = RunnerParts(
                     model=_build(checkpoint(world.family), cpu),
                     caches=_caches(layout, shape, cpu, spare=0),
                     layout=layout,
+                    num_heads=shape.num_heads,
                     max_rows=world.max_rows,
+                    max_tokens=world.budget,
                     max_model_len=MAX_MODEL_LEN,
-                    threads=ThreadChooser(1, shared_from=ALWAYS_SHARED),
+                    accelerator=CpuAccelerator(),
                 )
                 runner = ModelRunner(parts, vocab_size=shape.vocab_size)
                 yield Running(Engine(scheduler=world.scheduler(layout), runner=runner), runner=runner)

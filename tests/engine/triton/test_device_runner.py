@@ -13,7 +13,7 @@ from quire_parity import cases
 from quire_parity.reference import Answer, Tally, compare
 
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.runner.device.graphs import GraphSizes
+from quire_engine.runner.captured import GraphSizes
 
 ANSWER = 4
 LENGTHS = (3, 17, 22)

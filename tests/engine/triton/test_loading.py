@@ -23,12 +23,11 @@ from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.runner import load_model
 from quire_engine.runner.cache_size import CacheDemand
-from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device_start import start_on_device
+from quire_engine.runner.captured import GraphSizes
 from quire_engine.runner.kv_cache import cache_groups
 from quire_engine.runner.profiling import DeviceMemory
-from quire_engine.runner.start_parts import ModelInMemory
 from quire_engine.runner.start_report import MemoryUse
+from quire_engine.runner.start_runner import ModelInMemory, start_runner
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.fp8_linear import SIZE_UNIT, reference
 
@@ -204,7 +203,7 @@ def test_gpu_memory_is_profiled_and_divided(small: Path) -> None:
     )
     memory = DeviceMemory(meter=FakeMeter(), total=1 << 30, free_before=512 << 20)
     sizes = GraphSizes(decode=(1, 2), mixed=(32,))
-    warm = start_on_device(config, model, sizes=sizes, memory=memory)
+    warm = start_runner(config, model, sizes=sizes, memory=memory)
     assert warm.memory == MemoryUse(
         activations=1 << 20,
         graphs=(1 << 20) + 2 * (2 << 20),

@@ -24,7 +24,7 @@ from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
-from quire_engine.runner.device.graphs import GraphSizes
+from quire_engine.runner.captured import GraphSizes
 from quire_kernels.dispatch import INTERPRETED
 
 PROMPTS = ([4, 5] * 7, [5, 4, 4] * 5)

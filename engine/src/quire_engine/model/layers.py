@@ -276,11 +276,6 @@ class DecoderStack:
         return normalise(addend, residual, self.norm) if residual.shape[0] else residual
 
 
-def recorded_steps(model: object) -> int:
-    """Return how many recordings of its steps a model has made: the first step of a size makes one."""
-    return model.recordings.made if isinstance(model, DecoderStack) else 0
-
-
 def rows_with_logits(inputs: ModelInputs) -> Tensor | None:
     """Return ``inputs.logits_rows``, or None if every token has logits."""
     rows = inputs.logits_rows

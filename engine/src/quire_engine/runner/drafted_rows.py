@@ -14,13 +14,10 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.model.layers import GroupInputs, ModelInputs
 from quire_engine.runner.inputs import StepColumns
-from quire_kernels.paged_attention import plan_attention
 
 MOST_MISSED = 64
 """The tokens that are computed at once of those that a row misses: older ones are left out."""
@@ -210,43 +207,6 @@ class DraftedRows:
         found: np.ndarray = self.history[rows[owners], positions].astype(np.int64)
         return found
 
-    def inputs(
-        self,
-        table: np.ndarray,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        token_ids: np.ndarray,
-        wanted: np.ndarray,
-        *,
-        more: int = 0,
-    ) -> ModelInputs:
-        """Return a CPU's inputs of a pass over positions ``starts`` to ``ends`` of some rows.
-
-        token_ids  [T] int64, their tokens
-        wanted     [W] int64, the places in ``token_ids`` that are read
-        more       the tokens of each row that later passes with the same block tables compute
-        """
-        size, columns = self._block_size, self.columns(table, rows, starts, ends, token_ids)
-        contexts = columns.contexts
-        places = self.firsts[rows][:, None] + np.arange(-(-(int(contexts.max()) + more) // size))
-        blocks = table[rows[:, None], np.minimum(places, table.shape[1] - 1)]  # [R, M]
-        plan = plan_attention(
-            block_tables=torch.from_numpy(np.ascontiguousarray(blocks)),
-            query_lens=ends - starts,
-            context_lens=contexts,
-            block_size=size,
-            window=None,
-            chunked=False,
-            deterministic=False,
-        )
-        return ModelInputs(
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(columns.positions),
-            groups=(GroupInputs(slots=torch.from_numpy(columns.slots[0]), plan=plan),),
-            logits_rows=torch.from_numpy(wanted),
-        )
-
     def slots(self, table: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the slots of ``positions`` [..., T] of ``rows`` [T], int64."""
         places, offsets = np.divmod(positions, self._block_size)
@@ -260,10 +220,13 @@ class DraftedRows:
         starts: np.ndarray,
         ends: np.ndarray,
         token_ids: np.ndarray | None,
+        *,
+        more: int = 0,
     ) -> StepColumns:
         """Return the columns of a pass over positions ``starts`` to ``ends`` of some rows.
 
         token_ids  [T] int64; None if all are fed back
+        more       see ``StepColumns``
         """
         size = self._block_size
         owners, positions = positions_of(starts, ends)
@@ -278,6 +241,7 @@ class DraftedRows:
             positions=positions,
             feedback=np.arange(unknown),
             slots=(self.slots(table, rows[owners], positions),),
+            more=more,
         )
 
 

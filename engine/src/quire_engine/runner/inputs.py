@@ -1,10 +1,10 @@
-"""The conversion of a batch of the core into the columns of a forward pass, and on a CPU into its tensors.
+"""The conversion of a batch of the core into the columns of a forward pass.
 
-``BlockTables`` and ``RowState`` are the persistent part: each row's block tables and last sampled token, updated by the
-changes in a batch. ``step_columns`` is the pure part, which ``runner.device`` shares: it visits no single sequence, so
-a step's cost hardly grows with its sequences. ``build`` creates a CPU's inputs from them.
+``Rows`` is the persistent part: each row's block tables, adapter and last sampled token, updated by the changes in a
+batch. ``step_columns`` is the pure part: it visits no single sequence, so a step's cost hardly grows with its
+sequences. The passes of a device make its inputs from them.
 
-Legend: T tokens, B scheduled sequences, S block size, M blocks per sequence, R rows of logits.
+Legend: T tokens, B scheduled sequences, N rows, S block size, M blocks per sequence.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire_engine.core.batch import Batch
-from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.model.layers import GroupInputs, ModelInputs
-from quire_kernels.lora import group_tokens
-from quire_kernels.paged_attention import plan_attention
-
-
-class BlockTables:
-    """The block tables of all rows: ``tables[g][row]`` is the row's block table in KV cache group g."""
-
-    def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
-        self.tables = tuple(np.zeros((max_rows, max_blocks), dtype=np.int32) for _ in range(groups))
-
-    def apply(self, batch: Batch) -> None:
-        for table, updates in zip(self.tables, batch.block_updates, strict=True):
-            if updates.rows:
-                table[updates.rows, updates.positions] = updates.blocks
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.runner.staging import HostToDeviceBatch
 
 
 def table_blocks(layout: KVCacheLayout, max_model_len: int) -> int:
@@ -40,21 +27,44 @@ def table_blocks(layout: KVCacheLayout, max_model_len: int) -> int:
     return -(-max_model_len // layout.block_size) + 1
 
 
-class RowState(BlockTables):
-    """The state of each row that a runner on a CPU keeps between steps."""
+class Rows:
+    """The state of each row between steps. ``stage`` the changes of a batch and, after the transfer, ``apply`` them.
 
-    def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
-        super().__init__(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
-        self.last_token = np.zeros(max_rows, dtype=np.int64)
+    ``tables[g][row]`` is the row's block table in KV cache group g. One row more than the scheduler knows is spare.
+    """
+
+    def __init__(self, layout: KVCacheLayout, *, max_rows: int, max_blocks: int, device: torch.device) -> None:
+        self.tables = tuple(np.zeros((max_rows, max_blocks), dtype=np.int32) for _ in layout.groups)
         self.adapter_slot = np.full(max_rows, -1, dtype=np.int32)
+        self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
 
-    def apply(self, batch: Batch) -> None:
-        super().apply(batch)
+    def stage(self, batch: Batch, transfer: HostToDeviceBatch, firsts: np.ndarray | None = None) -> None:
+        """Stage the changes of a batch.
+
+        firsts  [N] int64, the blocks with which the tables of rows begin; None if they begin with the first ones
+        """
         for admission in batch.admitted:
             self.adapter_slot[admission.row] = admission.adapter_slot
+        for group, updates in enumerate(batch.block_updates):
+            if updates.rows:
+                positions = (
+                    updates.positions if firsts is None else np.subtract(updates.positions, firsts[updates.rows])
+                )
+                self.tables[group][updates.rows, positions] = updates.blocks
+
+    def apply(self) -> None:
+        """Apply what was staged on the device."""
+
+    def rewrite(self, rows: np.ndarray, blocks: np.ndarray, transfer: HostToDeviceBatch) -> None:
+        """Replace the first block tables of ``rows`` [R] by ``blocks`` [R, M]; this sends the transfer."""
+        self.tables[0][rows] = blocks
+
+    def remember(self, rows: Tensor, drawn: Tensor) -> None:
+        """Store the tokens [K] sampled for rows [K], which the next step may need."""
+        self.last_tokens.index_copy_(0, rows, drawn)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepColumns:
     """A batch as arrays."""
 
@@ -67,6 +77,8 @@ class StepColumns:
     positions: np.ndarray  # [T] int64
     feedback: np.ndarray  # [F] int64, places in ``token_ids`` of unknown tokens
     slots: tuple[np.ndarray, ...]  # [T] int64 each, one per KV cache group
+    more: int = 0
+    """The tokens of each sequence that later passes with the same inputs compute."""
 
 
 def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) -> StepColumns:
@@ -74,7 +86,7 @@ def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) ->
     rows = np.asarray(batch.rows, dtype=np.int64)  # [B]
     computed = np.asarray(batch.num_computed, dtype=np.int64)  # [B]
     scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)  # [B]
-    ends = np.cumsum(scheduled)  # [B]
+    ends = scheduled.cumsum()  # [B]
     if len(rows) == batch.num_tokens:  # all decode, the common step
         token_rows, positions = rows, computed
     else:
@@ -91,73 +103,5 @@ def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) ->
         token_rows=token_rows,
         positions=positions,
         feedback=np.asarray(batch.feedback_tokens, dtype=np.int64),
-        slots=tuple(table[token_rows, places].astype(np.int64) * block_size + offsets for table in tables),
+        slots=tuple([table[token_rows, places].astype(np.int64) * block_size + offsets for table in tables]),
     )
-
-
-def build(
-    batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.ndarray, *, deterministic: bool = False
-) -> ModelInputs:
-    """Return the step's inputs; ``state`` already includes the batch.
-
-    logits_rows  [R] int64, the tokens that have logits: places in ``batch.token_ids``, ascending
-    """
-    columns = step_columns(batch, state.tables, layout.block_size)
-    if len(columns.feedback):
-        columns.token_ids[columns.feedback] = state.last_token[columns.token_rows[columns.feedback]]
-    return ModelInputs(
-        token_ids=torch.from_numpy(columns.token_ids),
-        positions=torch.from_numpy(columns.positions),
-        groups=tuple(
-            _group_inputs(table, group, layout.block_size, columns, slots, deterministic)
-            for table, group, slots in zip(state.tables, layout.groups, columns.slots, strict=True)
-        ),
-        logits_rows=torch.from_numpy(logits_rows),
-        adapters=group_tokens(state.adapter_slot[columns.token_rows]),
-    )
-
-
-def blank_inputs(layout: KVCacheLayout, tokens: int, *, deterministic: bool = False) -> ModelInputs:
-    """Return inputs of as many sequences as tokens, all in slot 0, for what depends on nothing but their number."""
-    ones, zeros = np.ones(tokens, dtype=np.int64), torch.zeros(tokens, dtype=torch.int64)
-    return ModelInputs(
-        token_ids=zeros,
-        positions=zeros,
-        groups=tuple(
-            GroupInputs(
-                slots=zeros,
-                plan=plan_attention(
-                    block_tables=torch.zeros((tokens, 1), dtype=torch.int32),
-                    query_lens=ones,
-                    context_lens=ones,
-                    block_size=layout.block_size,
-                    window=group.window,
-                    chunked=group.chunked,
-                    deterministic=deterministic,
-                ),
-            )
-            for group in layout.groups
-        ),
-        logits_rows=torch.arange(tokens),
-    )
-
-
-def _group_inputs(
-    table: np.ndarray,
-    group: KVCacheGroup,
-    block_size: int,
-    columns: StepColumns,
-    slots: np.ndarray,
-    deterministic: bool,
-) -> GroupInputs:
-    width = -(-int(columns.contexts.max()) // block_size)
-    plan = plan_attention(
-        block_tables=torch.from_numpy(np.ascontiguousarray(table[columns.rows, :width])),  # [B, M]
-        query_lens=columns.scheduled,
-        context_lens=columns.contexts,
-        block_size=block_size,
-        window=group.window,
-        chunked=group.chunked,
-        deterministic=deterministic,
-    )
-    return GroupInputs(slots=torch.from_numpy(slots), plan=plan)

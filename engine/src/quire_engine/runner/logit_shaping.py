@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.runner.device.staging import HostToDeviceBatch, Item
+from quire_engine.runner.staging import HostToDeviceBatch, Item
 from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits, count_tokens, shape_logits
 
 _ROOM = 64
@@ -146,7 +146,8 @@ class LogitShaping:
 
     def shaped(self, rows: np.ndarray) -> np.ndarray:
         """Return [S] the places in ``rows`` of those with edits."""
-        return np.flatnonzero(self._shaped[rows])
+        found: np.ndarray = self._shaped[rows].nonzero()[0]
+        return found
 
     def stage(self, admitted: Sequence[Admission], drawn_rows: np.ndarray, transfer: HostToDeviceBatch) -> None:
         """Stage admissions, and room for the tokens that this step samples for ``drawn_rows`` [K]."""

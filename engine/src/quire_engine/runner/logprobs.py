@@ -1,22 +1,19 @@
 """Reports of probabilities: of sampled tokens and the most probable tokens, and of prompt tokens.
 
-Legend: R rows of logits, V vocabulary, K reported, P prompt positions.
+They are computed on the device in a step, and read by the host after it.
+
+Legend: R rows of logits, V vocabulary, Q reported lines of logits, P prompt positions.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Batch, PromptPositions, TokenLogprobs
+from quire_engine.runner.accelerator import Accelerator
+from quire_engine.runner.staging import HostToDeviceBatch, Item
 from quire_kernels.logprobs import Logprobs, token_logprobs
-
-
-def report(logits: Tensor, lines: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> list[TokenLogprobs]:
-    """Return the report of ``token_ids[i]`` and the ``counts[i]`` most probable ones in ``lines[i]``; all [K]."""
-    found = token_logprobs(logits, torch.from_numpy(lines), torch.from_numpy(token_ids), most_of(counts, logits))
-    return entries(found, token_ids.tolist(), counts)
 
 
 def most_of(counts: np.ndarray, logits: Tensor) -> int:
@@ -41,7 +38,10 @@ def entries(found: Logprobs, token_ids: list[int], counts: np.ndarray) -> list[T
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True, kw_only=True)
 class LogitsRows:
     """The tokens of a batch that have logits: those whose successors are sampled, and prompt positions to report."""
 
@@ -50,14 +50,13 @@ class LogitsRows:
     reported: np.ndarray  # [P] the same for prompt positions, in the order of ``Batch.prompt_logprobs``
 
 
-def logits_rows(batch: Batch) -> LogitsRows:
-    scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)
-    ends = np.cumsum(scheduled)
+def logits_rows(batch: Batch, ends: np.ndarray) -> LogitsRows:
+    """Return the tokens of a batch that have logits; ``ends`` [B] are those of ``StepColumns``."""
     sampled = ends[np.asarray(batch.samples, dtype=np.bool_)] - 1
     if batch.num_drafts:
         sampled = before_and_at_drafts(sampled, drafts_of_sampled(batch))
     if not batch.prompt_logprobs:
-        return LogitsRows(rows=sampled, sampled=np.arange(len(sampled)), reported=np.zeros(0, dtype=np.int64))
+        return LogitsRows(rows=sampled, sampled=np.arange(len(sampled)), reported=_NONE)
     parts = []
     for asked in batch.prompt_logprobs:
         begin = (
@@ -81,26 +80,69 @@ def before_and_at_drafts(last: np.ndarray, drafts: np.ndarray) -> np.ndarray:
     return np.repeat(last - drafts - (ends - counts), counts) + np.arange(counts.sum())
 
 
-def report_prompts(batch: Batch, logits: Tensor, lines: np.ndarray) -> list[list[TokenLogprobs]]:
-    """Return the entries for each of ``Batch.prompt_logprobs``; ``lines`` [P] are the lines of their logits."""
-    if not batch.prompt_logprobs:
-        return []
-    asked = asked_of_prompts(batch.prompt_logprobs)
-    return by_prompt(batch.prompt_logprobs, report(logits, lines, asked.token_ids, asked.counts))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedReport:
+    places: Item  # [Q] int64
+    counts: np.ndarray  # [Q] int64, the number of most probable tokens to report
+
+    def launch(self, logits: Tensor, lines: Tensor, token_ids: Tensor) -> "PendingReport":
+        """Launch the report of token ``token_ids[i]`` in line ``lines[i]`` of logits; both [Q] int64."""
+        found = token_logprobs(logits, lines, token_ids, most_of(self.counts, logits))
+        return PendingReport(found=found, token_ids=token_ids, counts=self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedTokens:
-    token_ids: np.ndarray  # [P] int64, the prompts' next tokens
-    counts: np.ndarray  # [P] int64, the number of most probable tokens to report
+class PendingReport:
+    found: Logprobs
+    token_ids: Tensor  # [Q] int64
+    counts: np.ndarray
+
+    def download(self, accelerator: Accelerator) -> "PendingReport":
+        """Return a copy in host memory, which is complete when a later mark is reached."""
+        found, fetch = self.found, accelerator.download
+        return PendingReport(
+            found=Logprobs(
+                of_token=fetch(found.of_token),
+                rank=fetch(found.rank),
+                token_ids=fetch(found.token_ids),
+                logprobs=fetch(found.logprobs),
+            ),
+            token_ids=fetch(self.token_ids),
+            counts=self.counts,
+        )
+
+    def read(self) -> list[TokenLogprobs]:
+        return entries(self.found, self.token_ids.tolist(), self.counts)
 
 
-def asked_of_prompts(asked: list[PromptPositions]) -> AskedTokens:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReport:
+    """The report that a batch requests for its prompts."""
+
+    asked: AskedReport
+    token_ids: Item  # [Q] int64, the prompts' next tokens
+
+    def launch(self, logits: Tensor) -> PendingReport:
+        return self.asked.launch(logits, self.asked.places.on_device, self.token_ids.on_device)
+
+
+def stage_prompt_report(batch: Batch, lines: np.ndarray, transfer: HostToDeviceBatch) -> PromptReport:
+    """Return the report for lines [Q] of the step's logits, in the order of ``Batch.prompt_logprobs``."""
+    asked = batch.prompt_logprobs
     lengths = [len(one.next_token_ids) for one in asked]
-    return AskedTokens(
-        token_ids=np.concatenate([np.asarray(one.next_token_ids, dtype=np.int64) for one in asked]),
-        counts=np.repeat([one.num_logprobs for one in asked], lengths),
-    )
+    token_ids = np.concatenate([np.asarray(one.next_token_ids, dtype=np.int64) for one in asked])
+    counts = np.repeat([one.num_logprobs for one in asked], lengths)
+    return PromptReport(asked=AskedReport(places=transfer.add(lines), counts=counts), token_ids=transfer.add(token_ids))
+
+
+def spread(report: PendingReport | None, places: np.ndarray, count: int) -> list[TokenLogprobs | None] | None:
+    """Return one entry per sampled token, at ``places`` [Q]; None if nothing is reported."""
+    if report is None:
+        return None
+    spread_out: list[TokenLogprobs | None] = [None] * count
+    for place, entry in zip(places.tolist(), report.read(), strict=True):
+        spread_out[place] = entry
+    return spread_out
 
 
 def by_prompt(asked: list[PromptPositions], entries: list[TokenLogprobs]) -> list[list[TokenLogprobs]]:

@@ -1,4 +1,4 @@
-"""The runner of an engine that pools on a CPU: a ``core.ports.Runner`` that reads hidden states and samples nothing.
+"""The runner of an engine that pools: a ``core.ports.Runner`` that reads hidden states and samples nothing.
 
 ``execute`` copies swapped blocks, applies the other changes of the batch, and runs the model; ``sample`` sums what the
 batch pools. Each is done when it returns.
@@ -16,8 +16,13 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, PooledPositions, RunnerOutput, TokenMasks
 from quire_engine.model.layers import DecoderStack
-from quire_engine.runner.cpu_runner import CpuParts, CpuRunner
-from quire_engine.runner.model_runner import FinishedStep
+from quire_engine.runner.inputs import step_columns
+from quire_engine.runner.logprobs import LogitsRows
+from quire_engine.runner.model_runner import StepRunner
+from quire_engine.runner.staging import HostToDeviceBatch
+from quire_engine.runner.verification import Draws
+
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 def pooled_rows(batch: Batch) -> np.ndarray:
@@ -30,28 +35,38 @@ def pooled_rows(batch: Batch) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
-class PoolingRunner(CpuRunner):
-    def __init__(self, parts: CpuParts) -> None:
-        super().__init__(parts)
-        self._model = cast("DecoderStack", parts.model)
-
+class PoolingRunner(StepRunner):
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "HiddenStates":
-        arrived = time.perf_counter()
-        self._swapper.apply(batch)
         began = time.perf_counter()
-        self._apply(batch)
-        inputs = self._inputs(batch, pooled_rows(batch))
+        self._accelerator.begin(batch.num_tokens)
+        transfer = HostToDeviceBatch(self._accelerator)
+        self._rows.stage(batch, transfer)
+        wanted = LogitsRows(rows=pooled_rows(batch), sampled=_NONE, reported=_NONE)
+        columns = step_columns(batch, self._rows.tables, self._parts.layout.block_size)
+        staged = self._stage(columns, wanted, Draws(rows=_NONE, positions=_NONE), transfer)
         prepared = time.perf_counter()
-        hidden = self._model.hidden_states(inputs, self._parts.caches)  # [R, H]
+        self._copy_blocks(batch)
+        copied = time.perf_counter()
+        hidden = self._passes.hidden_states(staged)  # [R, H]
         return HiddenStates(
-            model=self._model,
+            model=cast("DecoderStack", self._parts.model),
             batch=batch,
             hidden=hidden,
             prepare_seconds=prepared - began,
-            run_seconds=time.perf_counter() - prepared,
-            swap_seconds=began - arrived,
+            run_seconds=time.perf_counter() - copied,
+            swap_seconds=copied - prepared,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A ``PendingOutput`` that is done."""
+
+    output: RunnerOutput
+
+    def wait(self) -> RunnerOutput:
+        return self.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

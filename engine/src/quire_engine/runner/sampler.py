@@ -1,126 +1,199 @@
-"""The sampling of a batch's next tokens, and the report of their probabilities if requested.
+"""The sampling of a batch's next tokens on the device, without reads by the host.
 
-Parameters are columns by row, set when a sequence takes its row. A step whose rows are all greedy and unshaped is one
-pass over the logits. Otherwise one kernel launch shapes the rows with edits, one samples all, one counts the sampled
-tokens, and one reports probabilities: the cost in Python does not grow with the rows.
+Parameters are columns by row, written when a sequence takes its row. The host knows which rows are greedy, shaped or
+reported, so a step uses the cheapest variant that serves all its rows: for greedy rows that is one launch. The cost in
+Python does not grow with the rows.
 
-Legend: R sampled sequences, V vocabulary, S of them with shaped logits, K with reported probabilities.
+Legend: K sampled tokens, V vocabulary, S of them with shaped logits, Q with reported probabilities, R
+rows of logits, M masked ones.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire_engine.core.batch import Admission, TokenLogprobs, TokenMasks
+from quire_engine.core.batch import Batch, TokenMasks, mask_bytes
 from quire_engine.core.sampling_params import FILTER_NAMES
-from quire_engine.runner.device.accelerator import InterpretedAccelerator
-from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.logit_shaping import LogitShaping
-from quire_engine.runner.logprobs import report
-from quire_engine.runner.token_masks import apply_masks
+from quire_engine.runner.logprobs import AskedReport, PendingReport
+from quire_engine.runner.passes import StagedPass
+from quire_engine.runner.staging import ALIGNMENT, HostToDeviceBatch, Item
+from quire_kernels.dispatch import runs_triton
 from quire_kernels.sampling import greedy, sample
 
+_FEW = 16
+"""A row with less than one allowed token in so many is filled, and gets its allowed logits back."""
 _SEED_MASK = (1 << 64) - 1
-_CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    token_ids: np.ndarray  # [R] int64
-    logprobs: list[TokenLogprobs | None] | None
+@dataclass(slots=True, kw_only=True)
+class DrawPlan:
+    """The way in which the tokens of a step are sampled."""
 
-    def at(self, places: np.ndarray) -> "Drawn":
-        """Return those at ``places``; the logprobs are None where none of them has any."""
-        logprobs = None if self.logprobs is None else [self.logprobs[place] for place in places.tolist()]
-        return Drawn(token_ids=self.token_ids[places], logprobs=logprobs)
-
-
-NOTHING_DRAWN = Drawn(token_ids=np.zeros(0, dtype=np.int64), logprobs=None)
+    count: int  # K
+    all_greedy: bool
+    shaped: tuple[Item, Item] | None
+    """[S] int64 each: places among the sampled tokens, and rows."""
+    reported: AskedReport | None
 
 
 class Sampler:
-    def __init__(self, *, max_rows: int, vocab_size: int) -> None:
+    """The sampler of the device. ``stage`` admissions and sampled rows, transfer, ``apply``; then ``draw``."""
+
+    def __init__(self, *, max_rows: int, most_draws: int, vocab_size: int, device: torch.device) -> None:
+        """Create the sampler. A step samples at most ``most_draws`` tokens, several of a row that has drafts."""
         self._vocab_size = vocab_size
-        self._filters = {name: np.zeros(max_rows, dtype=np.float32) for name in FILTER_NAMES}
-        self._temperature = self._filters["temperature"]
-        self._top_k = np.zeros(max_rows, dtype=np.int64)
-        self._seed = np.zeros(max_rows, dtype=np.uint64)
+        self._heated = np.zeros(max_rows, dtype=np.bool_)
         self._reported = np.zeros(max_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
-        self._shaping = LogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=_CPU)
+        # The filters, and top k with the seed: by row, and for the sampled rows. Columns start at aligned addresses,
+        # whatever the number of rows.
+        widths = [-(-count // ALIGNMENT) * ALIGNMENT for count in (max_rows, most_draws)]
+        self._shares, self._drawn_shares = (torch.zeros((len(FILTER_NAMES), width), device=device) for width in widths)
+        self._numbers, self._drawn_numbers = (
+            torch.zeros((2, width), dtype=torch.int64, device=device) for width in widths
+        )
+        self._shaping = LogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        self._admitted: tuple[Item, Item, Item] | None = None
+        self._takes_16_bits = runs_triton(device.type)
 
-    def admit(self, admitted: Sequence[Admission]) -> None:
-        for admission in admitted:
-            row, params = admission.row, admission.params
-            for name, column in self._filters.items():
-                column[row] = getattr(params, name)
-            self._top_k[row] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
-            self._seed[row] = admission.seed & _SEED_MASK
-            self._reported[row] = params.logprobs is not None
-            self._num_logprobs[row] = params.logprobs or 0
-        self._change_edits(admitted, np.zeros(0, dtype=np.int64))
+    def stage(self, batch: Batch, drawn_rows: np.ndarray, transfer: HostToDeviceBatch) -> DrawPlan:
+        for row in batch.released_rows:
+            self._shaping.release(row)
+            self._reported[row] = False
+        if batch.admitted:
+            self._stage_columns(batch, transfer)
+            self._shaping.stage(batch.admitted, drawn_rows, transfer)
+        shaped = self._shaping.shaped(drawn_rows)  # [S]
+        if len(shaped) and not batch.admitted:
+            self._shaping.stage((), drawn_rows, transfer)
+        reported = self._reported[drawn_rows].nonzero()[0]  # [Q]
+        return DrawPlan(
+            count=len(drawn_rows),
+            all_greedy=self.is_greedy(drawn_rows),
+            shaped=(transfer.add(shaped), transfer.add(drawn_rows[shaped])) if len(shaped) else None,
+            reported=AskedReport(
+                places=transfer.add(reported),
+                counts=self._num_logprobs[drawn_rows[reported]],
+            )
+            if len(reported)
+            else None,
+        )
 
-    def _change_edits(self, admitted: Sequence[Admission], rows: np.ndarray) -> None:
-        """Set the edits of rows that are admitted, and make room for the tokens that ``rows`` sample."""
-        transfer = HostToDeviceBatch(InterpretedAccelerator(_CPU))
-        self._shaping.stage(admitted, rows, transfer)
-        transfer.send()
+    def _stage_columns(self, batch: Batch, transfer: HostToDeviceBatch) -> None:
+        rows = np.array([admission.row for admission in batch.admitted], dtype=np.int64)
+        params = [admission.params for admission in batch.admitted]
+        shares = [[getattr(one, name) for name in FILTER_NAMES] for one in params]
+        numbers = np.zeros((2, len(rows)), dtype=np.uint64)
+        numbers[0] = [self._vocab_size if one.top_k is None else min(one.top_k, self._vocab_size) for one in params]
+        numbers[1] = [admission.seed & _SEED_MASK for admission in batch.admitted]
+        self._heated[rows] = [one.temperature > 0.0 for one in params]
+        self._reported[rows] = [one.logprobs is not None for one in params]
+        self._num_logprobs[rows] = [one.logprobs or 0 for one in params]
+        self._admitted = (
+            transfer.add(rows),
+            transfer.add(np.array(shares, dtype=np.float32).T),
+            transfer.add(numbers.view(np.int64)),
+        )
+
+    def apply(self) -> None:
+        if self._admitted is not None:
+            rows, shares, numbers = (item.on_device for item in self._admitted)
+            self._shares.index_copy_(1, rows, shares)
+            self._numbers.index_copy_(1, rows, numbers)
+            self._admitted = None
         self._shaping.apply()
 
-    def release(self, row: int) -> None:
-        self._shaping.release(row)
-        self._reported[row] = False
+    def draw(
+        self, logits: Tensor, staged: StagedPass, plan: DrawPlan, masks: TokenMasks | None = None
+    ) -> tuple[Tensor, PendingReport | None]:
+        """Sample from ``logits`` [K, V], which may be changed: one token [K] per row in ``staged.drawn_rows``.
 
-    def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, masks: TokenMasks | None = None) -> Drawn:
-        """Sample a token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed. ``masks`` apply first.
-
-        A row may occur several times, at several positions, if no edit of its logits depends on earlier tokens.
-
-        positions  [R] int64: of the sampled tokens in their sequences
+        ``masks`` apply first. A row may occur several times if no edit of its logits depends on earlier tokens.
         """
-        shaped = self._shaping.shaped(rows)  # [S]
-        reported = np.flatnonzero(self._reported[rows])  # [K]
-        # Reported probabilities are the model's own: before masks, biases, penalties and temperature.
-        own, lines = logits, reported
-        if len(shaped) or masks is not None:
+        own = logits
+        lines = plan.reported.places.on_device if plan.reported is not None else None  # [Q] of ``own``
+        if plan.shaped is not None or masks is not None:
             logits = logits.float()
-            if len(reported) and logits is own:
-                own, lines = logits[torch.from_numpy(reported)], np.arange(len(reported))
+            if lines is not None and logits is own:
+                # Reported probabilities are the model's own: before masks, biases, penalties and temperature.
+                own, lines = logits.index_select(0, lines), torch.arange(len(lines), device=logits.device)
         if masks is not None:
             apply_masks(logits, masks)
-        if len(shaped):
-            self._change_edits((), rows[shaped])
-            places, edited = torch.from_numpy(shaped), torch.from_numpy(rows[shaped])
-            self._shaping.shape(logits, places, edited)
-        drawn = self._draw(logits, rows, positions)
-        if len(shaped):
-            self._shaping.count(torch.from_numpy(drawn).index_select(0, places), edited)
-        if not len(reported):
-            return Drawn(token_ids=drawn, logprobs=None)
-        entries: list[TokenLogprobs | None] = [None] * len(rows)
-        reports = report(own, lines, drawn[reported], self._num_logprobs[rows[reported]])
-        for place, entry in zip(reported.tolist(), reports, strict=True):
-            entries[place] = entry
-        return Drawn(token_ids=drawn, logprobs=entries)
+        if plan.shaped is not None:
+            places, rows = (item.on_device for item in plan.shaped)
+            self._shaping.shape(logits, places, rows)
+        drawn = greedy(logits) if plan.all_greedy else self._sample(logits, staged)
+        if plan.shaped is not None:
+            self._shaping.count(drawn.index_select(0, places), rows)
+        report = None
+        if plan.reported is not None and lines is not None:
+            report = plan.reported.launch(own, lines, drawn.index_select(0, plan.reported.places.on_device))
+        return drawn, report
 
-    def guess(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the token that each of ``rows`` would sample from the logits of a draft model, without its edits."""
-        return self._draw(logits, rows, positions)
+    def guess(self, logits: Tensor, staged: StagedPass, rows: np.ndarray) -> Tensor:
+        """Return the token [K] that each of ``rows`` [K] would sample from the logits of a draft model.
+
+        The rows' edits are left out. The rows in ``staged.drawn_rows`` are the same.
+        """
+        return greedy(logits) if self.is_greedy(rows) else self._sample(logits, staged)
 
     def is_greedy(self, rows: np.ndarray) -> bool:
-        """Return whether ``guess`` takes the most probable token of each of ``rows``."""
-        return not self._temperature[rows].any()
+        """Return whether each of ``rows`` takes its most probable token."""
+        return not self._heated[rows].any()
 
-    def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        if self.is_greedy(rows):
-            return greedy(logits).numpy()
+    def _sample(self, logits: Tensor, staged: StagedPass) -> Tensor:
+        rows = staged.drawn_rows
+        count = len(rows)
+        shares, numbers = self._drawn_shares[:, :count], self._drawn_numbers[:, :count]
+        torch.index_select(self._shares, 1, rows, out=shares)
+        torch.index_select(self._numbers, 1, rows, out=numbers)
+        top_k, seeds = numbers
         return sample(
-            logits.float(),
-            **{name: torch.from_numpy(column[rows]) for name, column in self._filters.items()},  # [R] each
-            top_k=torch.from_numpy(self._top_k[rows]),
-            seeds=torch.from_numpy(self._seed[rows].view(np.int64)),
-            positions=torch.from_numpy(positions),
-        ).numpy()
+            logits if self._takes_16_bits else logits.float(),
+            **dict(zip(FILTER_NAMES, shares, strict=True)),
+            top_k=top_k,
+            seeds=seeds,
+            positions=staged.drawn_positions,
+        )
+
+
+def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
+    """Set the logits [R, V] of all tokens to -inf that the mask of their row does not allow."""
+    if logits.device.type == "cpu":
+        _apply_in_place(logits, masks)
+        return
+    vocab_size = logits.shape[1]
+    places = _upload(torch.tensor(masks.places, dtype=torch.int64), logits.device)  # [M]
+    packed = torch.frombuffer(bytearray(masks.bits), dtype=torch.uint8).view(len(masks.places), mask_bytes(vocab_size))
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = (_upload(packed, logits.device).unsqueeze(2) >> shifts & 1).bool().flatten(1)[:, :vocab_size]  # [M, V]
+    masked = logits.index_select(0, places).masked_fill_(~allowed, float("-inf"))
+    logits.index_copy_(0, places, masked)
+
+
+def _apply_in_place(logits: Tensor, masks: TokenMasks) -> None:
+    """Set the logits on a CPU: no row is copied, and a row with few allowed tokens is filled at once.
+
+    One thread does this: the rows are too short for threads to be worth their synchronisation.
+    """
+    vocab_size = logits.shape[1]
+    lines = logits.numpy()
+    packed = np.frombuffer(masks.bits, dtype=np.uint8).reshape(len(masks.places), mask_bytes(vocab_size))
+    allowed = np.unpackbits(packed, axis=1, count=vocab_size, bitorder="little").view(np.bool_)  # [M, V]
+    for place, row in zip(masks.places, allowed, strict=True):
+        line = lines[place]
+        if np.count_nonzero(row) * _FEW < vocab_size:
+            kept = np.flatnonzero(row)
+            values = line[kept]
+            line.fill(-np.inf)
+            line[kept] = values
+        else:
+            np.copyto(line, -np.inf, where=~row)
+
+
+def _upload(column: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on the device; the host does not wait for the copy."""
+    return column.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else column

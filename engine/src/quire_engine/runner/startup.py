@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,18 +35,17 @@ from quire_engine.runner.arithmetic import (
     untimed_backend,
 )
 from quire_engine.runner.cache_size import CacheDemand
-from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_search import Place, find_place
 from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
+from quire_engine.runner.faults import device_faults
 from quire_engine.runner.kv_cache import cache_groups, largest_groups
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import device_memory
 from quire_engine.runner.start_checks import attention_problem, start_problems
-from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import StartReport, report_lines
+from quire_engine.runner.start_runner import ModelInMemory, WarmRunner, graph_sizes, start_runner
 from quire_engine.runner.threads import use_threads
 from quire_engine.special_tokens import tokenizer_eos_token_id
-from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import FP8
 
 if TYPE_CHECKING:
@@ -89,16 +87,15 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
     drafting = build_draft(config, draft, build_options(config, place.device, dtype, backend))
     model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, drafting)
-    start: Callable[[ModelInMemory], WarmRunner]
-    if runs_triton(place.device.type):
-        from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
-
-        sizes = graph_sizes(config, is_native=candidate.is_native)
-        start = functools.partial(start_on_device, config, sizes=sizes, memory=memory, group=group)
-    else:
-        from quire_engine.runner.cpu_start import start_on_cpu  # needs numba
-
-        start = functools.partial(start_on_cpu, config, threads=threads, arithmetic=arithmetic, group=group)
+    start = functools.partial(
+        start_runner,
+        config,
+        sizes=graph_sizes(config, place.device.type, is_native=candidate.is_native),
+        memory=memory,
+        threads=threads,
+        arithmetic=arithmetic,
+        group=group,
+    )
     warmed: WarmRunner | None = None
     try:
         warmed = start(model)

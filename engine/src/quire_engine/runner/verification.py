@@ -6,15 +6,16 @@ from each. The accepted drafts are those before the first that differs from the 
 Legend: B sequences that sample, K sampled tokens: the sum of the drafts and B.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from quire_engine.core.batch import Batch
-from quire_engine.runner.logprobs import before_and_at_drafts, drafts_of_sampled, logits_rows
+from quire_engine.runner.inputs import StepColumns
+from quire_engine.runner.logprobs import before_and_at_drafts, drafts_of_sampled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Draws:
     """The tokens to sample in a step, in the order of the lines of logits."""
 
@@ -22,12 +23,10 @@ class Draws:
     positions: np.ndarray  # [K] int64: of the sampled tokens in their sequences
 
 
-def draws_of(batch: Batch) -> Draws:
+def draws_of(batch: Batch, columns: StepColumns) -> Draws:
     """Return the tokens that a batch samples; a sequence with drafts occurs once more for each of them."""
     sampled = np.asarray(batch.samples, dtype=np.bool_)
-    rows = np.asarray(batch.rows, dtype=np.int64)[sampled]
-    ends = np.asarray(batch.num_computed, dtype=np.int64) + np.asarray(batch.num_scheduled, dtype=np.int64)
-    positions = ends[sampled]
+    rows, positions = columns.rows[sampled], columns.contexts[sampled]
     if batch.num_drafts:
         drafts = drafts_of_sampled(batch)
         rows, positions = np.repeat(rows, drafts + 1), before_and_at_drafts(positions, drafts)
@@ -43,10 +42,9 @@ class Verified:
     last: np.ndarray  # [B] int64, the place of each sequence's last one
 
 
-def verified(batch: Batch, sampled: np.ndarray, token_ids: np.ndarray) -> Verified:
-    """Return what a batch with drafts keeps of ``sampled`` [K] int64; ``token_ids`` [T] int64 are its inputs."""
+def verified(batch: Batch, sampled: np.ndarray, token_ids: np.ndarray, places: np.ndarray) -> Verified:
+    """Return what a batch with drafts keeps of ``sampled``; the arguments are those of ``verify``."""
     drafts = drafts_of_sampled(batch)
-    places = logits_rows(replace(batch, prompt_logprobs=[])).rows
     counts = verify(sampled, token_ids, places, drafts)
     last = np.cumsum(drafts + 1) - (drafts + 1) + counts - 1
     return Verified(counts=counts, kept=before_and_at_drafts(last, counts - 1), last=last)

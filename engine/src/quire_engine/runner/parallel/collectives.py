@@ -29,7 +29,7 @@ from torch._C import _distributed_c10d as dist
 
 from quire_engine.errors import EngineError
 from quire_engine.model.divided import Links, OneRank, TensorGroup
-from quire_engine.runner.device.accelerator import Mark, make_accelerator
+from quire_engine.runner.accelerator import Mark, make_accelerator
 from quire_engine.runner.parallel.messages import FOREVER
 from quire_engine.runner.parallel.store import StorePlace, first_line
 from quire_engine.runner.parallel.topology import Topology

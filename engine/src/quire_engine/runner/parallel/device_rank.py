@@ -5,16 +5,15 @@ import torch
 from quire_engine.config import EngineConfig
 from quire_engine.model.divided import Links
 from quire_engine.model.loader import find_native_candidate
+from quire_engine.runner.accelerator import make_accelerator
 from quire_engine.runner.adapter_start import StartedAdapters
 from quire_engine.runner.arithmetic import dtype_of, untimed_backend
-from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device_runner import DeviceRunner
-from quire_engine.runner.device_stage import DeviceStage
-from quire_engine.runner.device_start import make_rank_runner, measure_device
+from quire_engine.runner.captured import GraphSizes
+from quire_engine.runner.faults import device_faults
 from quire_engine.runner.kv_cache import make_layout
 from quire_engine.runner.parallel.messages import Allocate, Begin, Measured
 from quire_engine.runner.profiling import device_memory
+from quire_engine.runner.start_runner import RankRunner, make_rank_runner, measure_device
 from quire_engine.runner.startup import FULL_OF_WEIGHTS, build_options, in_memory, model_limit
 from quire_engine.runner.threads import use_threads
 from quire_kernels.kv_cache import FP8
@@ -47,8 +46,9 @@ class DeviceRank:
         assert self._memory is not None, "Triton's interpreter has no GPU to measure"
         return Measured(use=measure_device(self._config, self._model, GraphSizes(), self._memory, rank=self._rank))
 
-    def allocate(self, message: Allocate) -> DeviceRunner | DeviceStage:
+    def allocate(self, message: Allocate) -> RankRunner:
         layout = make_layout(self._model.cached_shape, self._config.cache.block_size, message.size)
+        accelerator = make_accelerator(self._model.device)
         return make_rank_runner(
-            self._config, self._model, layout, message.size.max_model_len, GraphSizes(), rank=self._rank
+            self._config, self._model, layout, message.size.max_model_len, accelerator, rank=self._rank
         )

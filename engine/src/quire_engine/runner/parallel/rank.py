@@ -33,7 +33,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
 from quire_engine.core.ports import PendingOutput
 from quire_engine.errors import EngineError, EngineStartError, StartError
-from quire_engine.runner.device.accelerator import Mark
+from quire_engine.runner.accelerator import Mark
 from quire_engine.runner.device_choice import FoundDevices, NoDevice, OnGpu, choose_device
 from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.parallel.collectives import CPU, RankLinks, join_process_group
@@ -236,7 +236,7 @@ def _load(config: EngineConfig, begin: Begin, rank: int, links: RankLinks, devic
         return DeviceRank(config, begin, links.links, device, rank=rank)
     from quire_engine.runner.parallel.cpu_rank import CpuRank  # needs numba
 
-    return CpuRank(config, begin, links.links, samples=rank == topology_of(config.parallel).sampler)
+    return CpuRank(config, begin, links.links, rank=rank)
 
 
 def connect_to_rank_0(config: EngineConfig, rank: int, given: Given) -> Channel:

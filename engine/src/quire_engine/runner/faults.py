@@ -15,25 +15,31 @@ _SIGNS_OF_HIP = ("HIP error", "Triton Error [HIP]", "HIPBLAS_STATUS", "hipBLAS",
 
 @contextmanager
 def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
-    """Turn exceptions of CUDA, and of Triton when it builds a kernel, into DeviceError.
+    """Turn exceptions of CUDA, and of Triton when it builds a kernel, into DeviceError: see ``raise_fault``."""
+    try:
+        yield
+    except Exception as error:
+        raise_fault(error, doing, when_full=when_full)
+        raise
+
+
+def raise_fault(error: Exception, doing: str, *, when_full: str) -> None:
+    """Raise DeviceError if ``error`` is one of CUDA, or of Triton when it builds a kernel.
 
     ``doing`` is the work, ``when_full`` the advice if memory ran out. After any other error, data on the device is
     unreliable and CUDA does no more work for this process: it has to end.
     """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
+    if isinstance(error, torch.OutOfMemoryError):
         raise DeviceError(f"the GPU ran out of memory while {doing}: {when_full} ({_first_line(error)})") from error
-    except Exception as error:
-        if (reason := _why_not_built(error)) is not None:
-            raise DeviceError(f"Triton could not build a kernel while {doing}: {reason}") from error
-        if not _is_fault(error):
-            raise
-        variable = "CUDA_LAUNCH_BLOCKING=1" if torch.version.hip is None else "AMD_SERIALIZE_KERNEL=3"
-        raise DeviceError(
-            f"the GPU failed while {doing}: {_first_line(error)}. The work that failed may have been issued a step"
-            f" earlier; {variable} finds the launch, QUIRE_KERNELS_CHECK=1 has kernels check their inputs"
-        ) from error
+    if (reason := _why_not_built(error)) is not None:
+        raise DeviceError(f"Triton could not build a kernel while {doing}: {reason}") from error
+    if not _is_fault(error):
+        return
+    variable = "CUDA_LAUNCH_BLOCKING=1" if torch.version.hip is None else "AMD_SERIALIZE_KERNEL=3"
+    raise DeviceError(
+        f"the GPU failed while {doing}: {_first_line(error)}. The work that failed may have been issued a step"
+        f" earlier; {variable} finds the launch, QUIRE_KERNELS_CHECK=1 has kernels check their inputs"
+    ) from error
 
 
 def _why_not_built(error: Exception) -> str | None:

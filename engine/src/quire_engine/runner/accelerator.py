@@ -1,19 +1,21 @@
-"""The CUDA functions that the runner uses: pinned memory, events, a side stream, captured graphs.
+"""The functions of a device that the runner uses: pinned memory, copies, marks in a stream of work, captured graphs.
 
-They are behind one Protocol, so that all other code runs and is tested with Triton's interpreter on CPU tensors: there
-work is done when it is issued, and a captured graph is a call. Nothing here knows batches.
+On a GPU these are CUDA's. On a CPU, work is done when it is issued, and a captured graph is a call; this is also the
+accelerator of Triton's interpreter. Nothing here knows batches.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from quire_engine.cpu_quota import usable_cpus
+from quire_engine.runner.threads import ThreadChooser
+from quire_kernels.dispatch import runs_triton
 
 _CPUS_TO_SPIN = 4
 
@@ -37,6 +39,15 @@ class Graph(Protocol):
 class Accelerator(Protocol):
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def is_device(self) -> bool:
+        """True if the host stages inputs for it and need not wait for its work."""
+        ...
+
+    def begin(self, num_tokens: int) -> None:
+        """Prepare for a step of so many tokens."""
+        ...
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Return bytes of host memory from which the device copies without blocking the host."""
@@ -78,12 +89,14 @@ class Accelerator(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for all work, and release the memory of graphs."""
+        """Wait for all work, and release the memory of graphs and the threads."""
         ...
 
 
 def make_accelerator(device: torch.device) -> Accelerator:
-    return CudaAccelerator(device) if device.type == "cuda" else InterpretedAccelerator(device)
+    if device.type == "cuda":
+        return CudaAccelerator(device)
+    return CpuAccelerator(device, is_device=runs_triton(device.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,8 @@ class CudaMark:
 class CudaAccelerator:
     """The accelerator of a GPU. ``cuda`` are the functions of ``torch.cuda``, which a rehearsal replaces."""
 
+    is_device = True
+
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device = device
         self._cuda = cuda
@@ -107,6 +122,9 @@ class CudaAccelerator:
         self._blocking = usable_cpus() < _CPUS_TO_SPIN
         self._side = cuda.Stream(device)
         self._graph_memory: Any = None
+
+    def begin(self, num_tokens: int) -> None:
+        pass
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -151,17 +169,16 @@ class CudaAccelerator:
         self._graph_memory = None
 
 
-@dataclass(frozen=True, slots=True)
-class InterpretedMark:
-    """A mark without a stream: everything issued before it is already done."""
+class CpuMark(float):
+    """A mark without a stream, the time: everything issued before it is already done."""
 
-    time: float = field(default_factory=time.perf_counter)
+    __slots__ = ()
 
     def wait(self) -> None:
         pass
 
     def seconds_since(self, earlier: Mark) -> float:
-        return self.time - cast(InterpretedMark, earlier).time
+        return self - cast(CpuMark, earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +190,16 @@ class EagerGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class InterpretedAccelerator:
-    device: torch.device
+class CpuAccelerator:
+    device: torch.device = torch.device("cpu")
+    threads: ThreadChooser | None = None
+    """The chooser of the number of threads of each step; None leaves it as it is."""
+    is_device: bool = False
+    """True if it stands for a GPU, as with Triton's interpreter."""
+
+    def begin(self, num_tokens: int) -> None:
+        if self.threads is not None:
+            self.threads.prepare(num_tokens)
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -183,13 +208,13 @@ class InterpretedAccelerator:
         return source if target is None else target.copy_(source)
 
     def download(self, tensor: Tensor) -> Tensor:
-        return tensor.clone()
+        return tensor
 
     def copy_bytes(self, source: Tensor, target: Tensor) -> None:
         target.copy_(source)
 
-    def mark(self) -> InterpretedMark:
-        return InterpretedMark()
+    def mark(self) -> CpuMark:
+        return CpuMark(time.perf_counter())
 
     def follow(self, mark: Mark) -> None:
         pass
@@ -201,4 +226,5 @@ class InterpretedAccelerator:
         return EagerGraph(work)
 
     def close(self) -> None:
-        pass
+        if self.threads is not None:
+            self.threads.close()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_engine.runner.device.accelerator import Accelerator, Mark
+from quire_engine.runner.accelerator import Accelerator, Mark
 from quire_kernels.lora import most_blocks
 
 ALIGNMENT = 128
@@ -150,28 +150,28 @@ class HostToDeviceBatch:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._items: list[Item] = []
+        self.items: list[Item] = []
 
     def add(self, array: np.ndarray) -> Item:
         item = Item(array)
-        self._items.append(item)
+        self.items.append(item)
         return item
 
     def send(self) -> None:
-        if not self._items:
+        if not self.items:
             return
         begins, end = [], 0
-        for item in self._items:
+        for item in self.items:
             begins.append(end)
             end += _aligned(item.array.nbytes)
         # torch reuses this memory, but not before it was copied.
         host = self._accelerator.pinned(end)
         memory = host.numpy()
-        for item, begin in zip(self._items, begins, strict=True):
+        for item, begin in zip(self.items, begins, strict=True):
             flat = item.array.reshape(-1)
             memory[begin : begin + flat.nbytes] = flat.view(np.uint8)
         device = self._accelerator.upload(host)
-        for item, begin in zip(self._items, begins, strict=True):
+        for item, begin in zip(self.items, begins, strict=True):
             array = item.array
             item.arrive(_typed(device, begin, array.size, array.dtype).view(array.shape))
 

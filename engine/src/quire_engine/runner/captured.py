@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire_engine.runner.device.accelerator import Accelerator, Graph
+from quire_engine.runner.accelerator import Accelerator, Graph
 
 _VERIFIED_SIZES = (2, 4, 8, 12, 16, 24, 32, 48)
 _MIXED_SIZES = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
