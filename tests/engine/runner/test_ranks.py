@@ -85,6 +85,7 @@ def test_deterministic_answers_do_not_depend_on_the_batch(make_folder: Folder, s
     assert answer(start(folder, **options, scheduler=chunks), EVERY) == alone
 
 
+@pytest.mark.slow
 def test_deterministic_answers_are_the_same_in_stages(make_folder: Folder, start: Callable[..., Any]) -> None:
     """Bit for bit: the stages compute in the same order as one process."""
     folder = make_folder("qwen3", head_dim=24)
@@ -92,7 +93,9 @@ def test_deterministic_answers_are_the_same_in_stages(make_folder: Folder, start
     assert answer(start(folder, deterministic=True, parallel=STAGES), EVERY) == alone
 
 
-@pytest.mark.parametrize("parallel", [TWO, STAGES], ids=["tensor", "stages"])
+@pytest.mark.parametrize(
+    "parallel", [pytest.param(TWO, id="tensor"), pytest.param(STAGES, id="stages", marks=pytest.mark.slow)]
+)
 def test_ngram_drafts_change_no_token(
     make_folder: Folder, start: Callable[..., Any], parallel: ParallelOptions
 ) -> None:
@@ -259,6 +262,7 @@ async def test_rank_ends_with_a_killed_engine_process(config: EngineConfig) -> N
         await client.close()
 
 
+@pytest.mark.slow
 async def test_nodes_live_and_end_together(
     make_folder: Folder, engine_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
