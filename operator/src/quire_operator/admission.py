@@ -149,7 +149,6 @@ class AdapterReviewer:
         self._preview = preview
 
     async def review(self, new: Mapping[str, object], old: Mapping[str, object] | None) -> Review:
-        """Return the review of an object that is about to be stored; ``old`` is the stored one."""
         if asks_for_nothing(new, old):
             return ALLOWED
         resource = trim_adapter(new)

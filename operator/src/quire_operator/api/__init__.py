@@ -1,108 +1,55 @@
 """LLMDeployments and LLMAdapters as values: ``Spec.parse(body) -> Spec | Invalid`` and the parts of a spec."""
 
-from quire_common.model_source import (
-    BucketSource,
-    ClaimSource,
-    FileSource,
-    HubSource,
-    ImageSource,
-    RemoteSource,
-    Source,
-)
-from quire_operator.api.adapter import AdapterSpec
-from quire_operator.api.deployment import Invalid, Spec
-from quire_operator.api.engine import (
-    AdapterSlots,
-    DType,
-    Engine,
-    KVCache,
-    Parallelism,
-    Preemption,
-    PrefixCaching,
-    PullPolicy,
-    PullSecret,
-    Resources,
-    is_gpu,
-)
-from quire_operator.api.fields import Problem
-from quire_operator.api.model import AccessMode, Draft, Model, ModelCache, Retention, Speculation, SpeculationMethod
-from quire_operator.api.rollout import (
-    Canary,
-    CanaryStep,
-    Drain,
-    Gate,
-    GateMetric,
-    OnFailure,
-    OnInconclusive,
-    Rollout,
-    RolloutStrategy,
-)
-from quire_operator.api.scaling import (
-    Autoscaling,
-    AutoscalingMode,
-    FirstTokenTarget,
-    LatencyTarget,
-    MetricsSource,
-    RecurringWindow,
-    ScaleToZero,
-    ScalingTargets,
-    Schedule,
-    TokenGapTarget,
-)
-from quire_operator.api.scaling_limits import PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
-
-__all__ = [
-    "AccessMode",
-    "AdapterSlots",
-    "AdapterSpec",
-    "Autoscaling",
-    "AutoscalingMode",
-    "BucketSource",
-    "Canary",
-    "CanaryStep",
-    "ClaimSource",
-    "DType",
-    "Draft",
-    "Drain",
-    "Engine",
-    "FileSource",
-    "FirstTokenTarget",
-    "Gate",
-    "GateMetric",
-    "HubSource",
-    "ImageSource",
-    "Invalid",
-    "KVCache",
-    "LatencyTarget",
-    "MetricsSource",
-    "Model",
-    "ModelCache",
-    "OnFailure",
-    "OnInconclusive",
-    "Parallelism",
-    "PolicyType",
-    "Preemption",
-    "PrefixCaching",
-    "Problem",
-    "PullPolicy",
-    "RecurringWindow",
-    "PullSecret",
-    "RemoteSource",
-    "Resources",
-    "Retention",
-    "Rollout",
-    "RolloutStrategy",
-    "ScaleDown",
-    "ScaleToZero",
-    "ScaleUp",
-    "ScalingTargets",
-    "Schedule",
-    "SelectPolicy",
-    "Source",
-    "Spec",
-    "Speculation",
-    "SpeculationMethod",
-    "StepPolicy",
-    "TokenGapTarget",
-    "is_gpu",
-]
+from quire_common.model_source import BucketSource as BucketSource
+from quire_common.model_source import ClaimSource as ClaimSource
+from quire_common.model_source import FileSource as FileSource
+from quire_common.model_source import HubSource as HubSource
+from quire_common.model_source import ImageSource as ImageSource
+from quire_common.model_source import RemoteSource as RemoteSource
+from quire_common.model_source import Source as Source
+from quire_operator.api.adapter import AdapterSpec as AdapterSpec
+from quire_operator.api.deployment import Invalid as Invalid
+from quire_operator.api.deployment import Spec as Spec
+from quire_operator.api.engine import AdapterSlots as AdapterSlots
+from quire_operator.api.engine import DType as DType
+from quire_operator.api.engine import Engine as Engine
+from quire_operator.api.engine import KVCache as KVCache
+from quire_operator.api.engine import Parallelism as Parallelism
+from quire_operator.api.engine import Preemption as Preemption
+from quire_operator.api.engine import PrefixCaching as PrefixCaching
+from quire_operator.api.engine import PullPolicy as PullPolicy
+from quire_operator.api.engine import PullSecret as PullSecret
+from quire_operator.api.engine import Resources as Resources
+from quire_operator.api.engine import is_gpu as is_gpu
+from quire_operator.api.fields import Problem as Problem
+from quire_operator.api.model import AccessMode as AccessMode
+from quire_operator.api.model import Draft as Draft
+from quire_operator.api.model import Model as Model
+from quire_operator.api.model import ModelCache as ModelCache
+from quire_operator.api.model import Retention as Retention
+from quire_operator.api.model import Speculation as Speculation
+from quire_operator.api.model import SpeculationMethod as SpeculationMethod
+from quire_operator.api.rollout import Canary as Canary
+from quire_operator.api.rollout import CanaryStep as CanaryStep
+from quire_operator.api.rollout import Drain as Drain
+from quire_operator.api.rollout import Gate as Gate
+from quire_operator.api.rollout import GateMetric as GateMetric
+from quire_operator.api.rollout import OnFailure as OnFailure
+from quire_operator.api.rollout import OnInconclusive as OnInconclusive
+from quire_operator.api.rollout import Rollout as Rollout
+from quire_operator.api.rollout import RolloutStrategy as RolloutStrategy
+from quire_operator.api.scaling import Autoscaling as Autoscaling
+from quire_operator.api.scaling import AutoscalingMode as AutoscalingMode
+from quire_operator.api.scaling import FirstTokenTarget as FirstTokenTarget
+from quire_operator.api.scaling import LatencyTarget as LatencyTarget
+from quire_operator.api.scaling import MetricsSource as MetricsSource
+from quire_operator.api.scaling import RecurringWindow as RecurringWindow
+from quire_operator.api.scaling import ScaleToZero as ScaleToZero
+from quire_operator.api.scaling import ScalingTargets as ScalingTargets
+from quire_operator.api.scaling import Schedule as Schedule
+from quire_operator.api.scaling import TokenGapTarget as TokenGapTarget
+from quire_operator.api.scaling_limits import PolicyType as PolicyType
+from quire_operator.api.scaling_limits import ScaleDown as ScaleDown
+from quire_operator.api.scaling_limits import ScaleUp as ScaleUp
+from quire_operator.api.scaling_limits import SelectPolicy as SelectPolicy
+from quire_operator.api.scaling_limits import StepPolicy as StepPolicy

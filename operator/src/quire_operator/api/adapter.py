@@ -24,8 +24,6 @@ _IN_AN_IMAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentReference:
-    """A reference to an LLMDeployment in the same namespace."""
-
     name: str = ObjectName("Name of an LLMDeployment in this namespace, which has spec.engine.adapters.").required()
 
 
@@ -66,7 +64,6 @@ class AdapterSpec:
 
     @property
     def deployment(self) -> str:
-        """The name of the LLMDeployment."""
         return self.deployment_ref.name
 
     def check(self, document: Fields) -> None:

@@ -217,7 +217,6 @@ class Spec:
 
     @property
     def gpus_per_replica(self) -> int:
-        """The number of GPUs of all pods of a replica."""
         return self.resources.gpus * self.parallelism.nodes
 
     @property

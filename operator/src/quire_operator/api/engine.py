@@ -67,7 +67,6 @@ class Parallelism:
 
     @property
     def is_group(self) -> bool:
-        """True if a replica is a group of pods."""
         return self.nodes > 1
 
 

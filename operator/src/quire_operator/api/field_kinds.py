@@ -38,8 +38,6 @@ class Text(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName(Text):
-    """The name of a Kubernetes object."""
-
     max_length: int = 253
     check: Callable[[str], str | None] | None = object_name_problem
     rules: tuple[Rule, ...] = (
@@ -101,8 +99,6 @@ class Integer(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boolean(Kind):
-    """True or false."""
-
     def schema(self, value_type: Any) -> JSON:
         return {"type": "boolean"}
 
@@ -254,7 +250,6 @@ class PassedOn(Kind):
 
 
 def quantity_schema() -> JSON:
-    """Return the schema of a Kubernetes quantity."""
     rule = Rule(
         cel="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('0')) >= 0",
         message='must be a quantity such as 1, "500m" or "16Gi"',

@@ -154,7 +154,6 @@ class Fields:
         return Fields(self.raw(key), path=self.at(key), problems=self.problems)
 
     def sections(self, key: str, *, at_most: int, at_least: int = 0) -> list["Fields"]:
-        """Return a list of mappings."""
         items = self.items(key, at_most=at_most, at_least=at_least)
         return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
 
@@ -186,7 +185,6 @@ class Fields:
         return value
 
     def integer(self, key: str, *, default: T, minimum: int = 0, maximum: int = _MAX_INT32) -> int | T:
-        """Return an integer within bounds."""
         value = self.raw(key)
         if value is None:
             return default
@@ -200,7 +198,6 @@ class Fields:
         return value
 
     def items(self, key: str, *, at_most: int, at_least: int = 0) -> Sequence[object]:
-        """Return a list of anything."""
         value = self.raw(key)
         if value is None:
             return ()

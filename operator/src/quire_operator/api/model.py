@@ -52,8 +52,6 @@ _MAX_SERVED_NAME = 128
 
 
 class AccessMode(StrEnum):
-    """The access mode of a claim."""
-
     READ_WRITE_ONCE = "ReadWriteOnce"
     READ_WRITE_MANY = "ReadWriteMany"
 
@@ -151,7 +149,6 @@ class ModelCache:
 
     @property
     def is_created(self) -> bool:
-        """Return True if quire creates the claim."""
         return self.size_bytes is not None
 
 

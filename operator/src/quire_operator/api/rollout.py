@@ -216,7 +216,6 @@ class Canary:
 
     @property
     def compares_answers(self) -> bool:
-        """True if a gate compares answers."""
         return any(gate.metric is GateMetric.ANSWERS for gate in self.gates)
 
     @property

@@ -353,7 +353,6 @@ class Autoscaling:
                 entry.problem("maxReplicas", f"must be at least {whose} ({least}), got {most}{remedy}")
 
     def within(self, min_replicas: int, max_replicas: int) -> "Autoscaling":
-        """Return the same rules with these bounds."""
         return replace(self, min_replicas=min_replicas, max_replicas=max_replicas)
 
     def bounds_of(self, schedule: Schedule) -> tuple[int, int]:
@@ -368,10 +367,8 @@ class Autoscaling:
 
     @property
     def fewest_replicas(self) -> int:
-        """The fewest replicas at any time."""
         return min((self.min_replicas, *(self.bounds_of(schedule)[0] for schedule in self.schedules)))
 
     @property
     def most_replicas(self) -> int:
-        """The most replicas at any time."""
         return max((self.max_replicas, *(self.bounds_of(schedule)[1] for schedule in self.schedules)))

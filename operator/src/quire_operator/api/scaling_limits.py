@@ -188,7 +188,5 @@ class StepsSection(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behavior:
-    """The ``behavior`` of an HPA."""
-
     scale_up: ScaleUp | None = Section("Limits of scale-up, in place of autoscaling.scaleUp.").default(None)
     scale_down: ScaleDown | None = Section("Limits of scale-down, in place of autoscaling.scaleDown.").default(None)

@@ -159,7 +159,6 @@ def section_rules(section: type) -> tuple[Rule, ...]:
 
 
 def section_schema(section: type) -> JSON:
-    """Return the OpenAPI schema of a section."""
     members = declared(section)
     required = [member.name for member in members if member.is_required]
     rules = [rule.schema for rule in section_rules(section) if rule.cel]

@@ -6,10 +6,10 @@ takes four times as long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 
-from quire_operator.api.fields import items_of
+from quire_operator.api.fields import items_of, parse_time
 from quire_operator.deployment.served_names import spec_name
 from quire_operator.deployment.store import Store
 from quire_operator.kube.objects import Key, Pod, Resource, own_deployment
@@ -81,13 +81,5 @@ def _escaped(text: str) -> str:
 
 def _longest_start(pods: Sequence[Pod], now: datetime) -> float:
     """Return the longest current start-up in seconds. A replica that lost readiness counts from that moment."""
-    begun = [_time(pod.ready_changed or pod.created) for pod in pods if not pod.ready and not pod.deleting]
-    return max((max(0.0, (now - time).total_seconds()) for time in begun if time is not None), default=0.0)
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    begun = [parse_time(pod.ready_changed or pod.created) for pod in pods if not pod.ready and not pod.deleting]
+    return max((max(0.0, now.timestamp() - time) for time in begun if time is not None), default=0.0)

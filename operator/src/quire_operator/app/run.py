@@ -95,8 +95,6 @@ def _hub(settings: Settings) -> str | None:
 
 
 class Operator:
-    """The parts of one operator process."""
-
     def __init__(
         self,
         settings: Settings,

@@ -205,8 +205,6 @@ class WebhookOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """The location of the gateways."""
-
     selector: str | None
     """The labels of their pods, in the operator's namespace."""
     urls: tuple[str, ...]
@@ -223,8 +221,6 @@ class ChildSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The operator's configuration."""
-
     kubeconfig: str | None
     """None: the pod's own service account."""
     namespace: str | None

@@ -201,7 +201,6 @@ class Telemetry:
         self.queue.set(waiting if leading else 0)
 
     def unlisted(self, kinds: Collection[str]) -> None:
-        """Show the kinds that may not be listed."""
         self.unlisted_kinds.clear()
         for kind in kinds:
             self.unlisted_kinds.labels(kind=kind).set(1)
@@ -237,7 +236,6 @@ class WatchHealth:
             self.unseen_since = now
 
     def note_watch(self, renewed: datetime | None) -> None:
-        """Record a renewal that a watch has shown."""
         self.shown, self.unseen_since = renewed, None
 
     def lag(self) -> float:

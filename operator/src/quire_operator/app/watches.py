@@ -43,8 +43,6 @@ _CERTIFICATE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """The receivers of events."""
-
     store: Store
     adapters: Adapters
     namespaces: frozenset[str]

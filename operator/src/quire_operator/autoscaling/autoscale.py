@@ -175,7 +175,6 @@ class Autoscaler:
 
 
 def observe(subject: Subject, samples: Mapping[str, ReplicaSample], gateway: GatewayRequests | None) -> Observation:
-    """Return the observation of one LLMDeployment at this tick."""
     asked = gateway if subject.hangs_on_gateways else None
     return Observation(
         replicas=tuple(

@@ -90,8 +90,6 @@ def _lowered(current: int, moves: Sequence[Move], policy: StepPolicy, now: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demand of one tick."""
-
     terms: tuple[Term, ...]
     need: Need
 
@@ -102,8 +100,6 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionInputs:
-    """All inputs of one decision."""
-
     rules: Autoscaling
     """With the bounds of now."""
     bounds: Bounds
@@ -272,7 +268,6 @@ def _silent(s: DecisionInputs) -> str:
 
 
 def _missing(s: DecisionInputs) -> str:
-    """Return which metrics are missing."""
     if s.supply.is_stale:
         fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas reported metrics"
         return f"{fresh} in the last {SAMPLE_SECONDS:.0f} s"
@@ -334,7 +329,6 @@ class Decision:
 
 
 def decide(policy: Policy, observation: Observation, history: History, now: float) -> Decision:
-    """Decide one tick of one LLMDeployment."""
     # By the record as it was persisted: the reconciler, which reads that, must find the same bounds.
     bounds = recorded_bounds(policy.autoscaling, history.record, now)
     rules = policy.autoscaling.within(bounds.min_replicas, bounds.max_replicas)

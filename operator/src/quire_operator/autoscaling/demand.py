@@ -219,7 +219,6 @@ def busy_replicas(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> fl
 
 
 def with_ttft_correction(work: Term, ttft_correction: TtftCorrection, *, now: float) -> Term:
-    """Return the term of the work, multiplied by the TTFT correction."""
     if ttft_correction.factor <= 1.0:
         return work
     ago = format_duration(round(now - ttft_correction.learnt))

@@ -149,7 +149,6 @@ def figures_query(labels: ReplicaLabels, names: Iterable[str] = NAMES, *, offset
 
 
 def times_query(labels: ReplicaLabels, *, offset: str = "") -> str:
-    """Return the query for the time of each replica's scrape."""
     before = f" offset {offset}" if offset else ""
     by_pod = f'max by ({labels.namespace}, {labels.pod}) (timestamp({RUNNING}{{{labels.pod}!=""}}{before}))'
     return f'{by_pod} or max by (instance) (timestamp({RUNNING}{{{labels.pod}=""}}{before}))'

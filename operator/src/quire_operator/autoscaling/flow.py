@@ -43,7 +43,6 @@ class Thresholds:
 
     @classmethod
     def of(cls, targets: ScalingTargets) -> "Thresholds":
-        """Return the thresholds of the targets of a spec."""
         first, gap = targets.total_time_to_first_token, targets.inter_token_latency
         return cls(
             wait=targets.wait.threshold_seconds,
@@ -104,7 +103,6 @@ def _sum(counts: Iterable[tuple[LateCount, float]]) -> LateCount:
 
 
 def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
-    """Return the evidence with these increments added."""
     for part in increments:
         if part.work is not None:
             evidence = evidence.with_work(part.work)

@@ -26,8 +26,6 @@ _LOSES_LEAST = (ReplicaPhase.PENDING, ReplicaPhase.LOADING, ReplicaPhase.READY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """The replicas of one LLMDeployment at one tick."""
-
     current: int
     """The number of replicas requested."""
     replicas: tuple[ReplicaObservation, ...]

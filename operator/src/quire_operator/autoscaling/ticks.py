@@ -14,8 +14,6 @@ from quire_operator.autoscaling.decide import Decision
 
 
 class DemandTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """The demand of one signal."""
-
     reason: str
     need: float
     """A number of replicas, not rounded."""

@@ -30,7 +30,6 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
         return self.latencies.get(metric, {})
 
     def __add__(self, other: "Track") -> "Track":
-        """Return the sum."""
         metrics = {*self.latencies, *other.latencies}
         return Track(
             requests=self.requests + other.requests,
@@ -52,14 +51,11 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Comparisons without an answer of both tracks."""
 
     def __add__(self, other: "Answers") -> "Answers":
-        """Return the sum."""
         return Answers(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracks:
-    """Both tracks of one model."""
-
     stable: Track = Track()
     canary: Track = Track()
     answers: Answers = Answers()
@@ -91,7 +87,6 @@ def read_tracks(body: bytes) -> TracksPage:
 
 
 def summed(pages: Iterable[TracksPage]) -> TracksPage:
-    """Return the sum over gateways."""
     total: dict[tuple[str, str], Tracks] = {}
     for page in pages:
         for key, tracks in page.items():
@@ -105,7 +100,6 @@ def summed(pages: Iterable[TracksPage]) -> TracksPage:
 
 
 def count(histogram: Histogram) -> int:
-    """Return the number of latencies."""
     return sum(histogram.values())
 
 
@@ -170,8 +164,6 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """The result of one gate."""
-
     gate: Gate
     verdict: Verdict
     message: str
@@ -182,7 +174,6 @@ class GateResult:
 
 
 def judge(policy: Canary, tracks: Tracks) -> tuple[GateResult, ...]:
-    """Return the result of each gate."""
     return tuple(_JUDGES.get(gate.metric, _judge_latency)(gate, policy, tracks) for gate in policy.gates)
 
 

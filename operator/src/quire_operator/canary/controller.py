@@ -21,8 +21,6 @@ PERIOD_SECONDS = 15.0
 
 
 class Canaries:
-    """The figures of the canaries of all LLMDeployments."""
-
     def __init__(self, cluster: Cluster, *, period_seconds: float = PERIOD_SECONDS) -> None:
         self._store, self._enqueue, self._period = cluster.store, cluster.enqueue, period_seconds
         self._page: TracksPage = {}
@@ -32,7 +30,6 @@ class Canaries:
         return None if model is None else self._page.get((model, revision))
 
     async def follow(self, reader: Gateways) -> None:
-        """Poll until cancelled."""
         try:
             while True:
                 await self.poll(reader)
@@ -76,8 +73,6 @@ class Chosen:
 
 
 class TrackRenderer:
-    """A renderer of both tracks."""
-
     def __init__(
         self,
         cluster: Cluster,

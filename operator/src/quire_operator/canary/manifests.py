@@ -113,12 +113,10 @@ def canary_manifests(
 
 
 def revision_manifests(resource: Resource, revisions: Mapping[str, Revision]) -> tuple[Manifest, ...]:
-    """Return the ControllerRevisions of a resource."""
     return tuple(_revision(resource, name, revision) for name, revision in sorted(revisions.items()))
 
 
 def canary_refs(name: str) -> tuple[Ref, ...]:
-    """Return the names of the objects of a canary."""
     return _SERVICE.ref(name), _DEPLOYMENT.ref(name)
 
 

@@ -35,8 +35,6 @@ _PAUSE_GRAIN_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The progress of a rollout."""
-
     stable: str
     """The revision that serves."""
     phase: Phase = Phase.STABLE
@@ -58,8 +56,6 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The observations of a pass."""
-
     revision: str
     """The revision of the spec."""
     differs: bool

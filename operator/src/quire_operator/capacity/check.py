@@ -32,8 +32,6 @@ _MOST_MODELS = 2048
 
 @dataclass(slots=True)
 class _Model:
-    """The cached facts about one model."""
-
     facts: ModelFacts | None = None
     """The last answer; kept if a later lookup fails."""
     fresh_until: float = 0.0

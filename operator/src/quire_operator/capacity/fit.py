@@ -141,8 +141,6 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """One replica runs in this memory."""
-
     kv_cache_bytes: int
     kv_tokens: int
     sequences: int

@@ -198,7 +198,6 @@ class HubReader:
         self._paused_until = float("-inf")
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._models.aclose()
 
     @property

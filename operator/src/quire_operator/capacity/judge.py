@@ -89,8 +89,6 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMemory:
-    """The memory of one replica."""
-
     size_bytes: int
     """The memory of one of its pods; of GPUs, that of all in the pod."""
     on_gpu: bool

@@ -111,7 +111,6 @@ class BlockingCondition:
 
     @classmethod
     def invalid(cls, problems: Sequence[Problem]) -> "BlockingCondition":
-        """Return the condition for all problems of a spec."""
         return cls(reason=INVALID_SPEC, message="; ".join(map(str, problems)))
 
 
@@ -151,8 +150,6 @@ def last_metrics_problem(status: JSON) -> MetricsProblem | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The inputs of the conditions."""
-
     spec: Spec | None
     """None if the spec is invalid."""
     blocking: BlockingCondition | None

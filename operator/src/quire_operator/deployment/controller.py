@@ -93,8 +93,6 @@ def retry_after(error: Exception) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of passes."""
-
     images: Images
     cluster_domain: str = "cluster.local"
     max_concurrent_rollouts: int = 0

@@ -117,14 +117,12 @@ class ChildKind:
 
 
 def render(child: ChildKind, parent: Parent) -> Manifest:
-    """Return a child as it is applied."""
     spec = parent.spec
     owners = (owner_reference(spec.name, parent.uid),) if child.is_owned(spec) else ()
     return object_of(child, child.render(parent), name=spec.name, namespace=spec.namespace, owners=owners)
 
 
 def object_of(child: ChildKind, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
-    """Return the object of a child of the LLMDeployment with this name."""
     ref = child.ref(name)
     metadata: JSON = {
         "name": ref.name,
@@ -170,7 +168,6 @@ def _headless_service(parent: Parent) -> Content:
 
 
 def port() -> JSON:
-    """Return the port of a Service of replicas."""
     return {
         "name": engine.HTTP_PORT_NAME,
         "port": engine.HTTP_PORT,
@@ -260,7 +257,6 @@ def _group_limits(spec: Spec, groups: int) -> JSON:
 
 
 def rounded(limit: int | str, replicas: int, *, up: bool) -> int:
-    """Return a number or percentage of replicas as a number."""
     if isinstance(limit, int):
         return limit
     share = int(limit.removesuffix("%")) * replicas
@@ -413,8 +409,6 @@ def desired(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """The templates of the pods of a replica."""
-
     leader: JSON
     """The template of the replica itself, or of the leader of a group."""
     worker: JSON | None = None

@@ -79,7 +79,6 @@ def is_news(new: Download | None, old: Download | None) -> bool:
 
 
 def download_section(download: Download) -> Mapping[str, object]:
-    """Return ``status.model.download``."""
     section: dict[str, object] = {
         "time": clock_time(download.time),
         "downloadedBytes": download.done_bytes,

@@ -26,8 +26,6 @@ _MOST_BYTES = 2**53
 
 
 class Downloads:
-    """The downloads of all LLMDeployments."""
-
     def __init__(self, cluster: Cluster, reader: Pages) -> None:
         self._store, self._clock, self._enqueue, self._reader = cluster.store, cluster.clock, cluster.enqueue, reader
         self._readings: dict[str, tuple[Arrived, ...]] = {}
@@ -39,7 +37,6 @@ class Downloads:
         return self._reported.get(key)
 
     async def follow(self) -> None:
-        """Poll until cancelled."""
         try:
             while True:
                 await self.poll()

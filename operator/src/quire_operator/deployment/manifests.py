@@ -15,8 +15,6 @@ POD_MONITOR, PROMETHEUS_RULE = "PodMonitor", "PrometheusRule"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitoring:
-    """The settings of PodMonitors and PrometheusRules."""
-
     interval: str = "15s"
     """The time between scrapes, in Prometheus' notation. The autoscaler decides each 15 s."""
     pod_monitor_labels: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +53,6 @@ HEADLESS_COMPONENT = "engine-headless"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """An object as it is applied."""
-
     ref: Ref
     body: JSON
 
@@ -115,7 +111,6 @@ class Manifests:
 
 
 def labels(name: str, *, component: str = COMPONENT) -> dict[str, str]:
-    """Return the labels of a child."""
     return {
         names.LABEL_APP: "quire",
         names.LABEL_INSTANCE: name,

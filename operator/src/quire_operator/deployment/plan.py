@@ -160,7 +160,6 @@ class Plan:
 def plan(
     desired: Manifests, observed: Mapping[Ref, Child], applied: Mapping[Ref, Applied], *, name: str, uid: str
 ) -> Plan:
-    """Return the plan for the LLMDeployment with this name and uid."""
     children = (observed[manifest.ref] for manifest in desired if manifest.ref in observed)
     found = (_conflict(child, name=name, uid=uid) for child in children)
     conflicts = tuple(conflict for conflict in found if conflict is not None)
@@ -288,7 +287,6 @@ def name_conflicts(conflicts: Sequence[ForeignObject]) -> tuple[BlockingConditio
 
 
 def refused(action: Action, message: str) -> BlockingCondition:
-    """Return the condition for an action that the API server rejected."""
     match action:
         case Create(manifest=manifest) | Update(manifest=manifest):
             what = f"the {manifest.ref} of this spec"
@@ -316,7 +314,6 @@ def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
 
 
 def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
-    """Return the Event for fields of other clients that were removed."""
     return Event(
         warning=True,
         reason="FieldsRemoved",

@@ -28,8 +28,6 @@ _MINOR_SECONDS = 1.0
 
 
 class Reporter:
-    """A writer of statuses and Events."""
-
     def __init__(self, cluster: Cluster, *, cluster_domain: str, download: Callable[[Key], Download | None]) -> None:
         self._kube, self._store, self._clock = cluster.kube, cluster.store, cluster.clock
         self._cluster_domain = cluster_domain

@@ -65,7 +65,6 @@ class PendingScaling:
             self._enqueue(key)
 
     def target(self, resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child]) -> Target:
-        """Return the number of replicas of this pass."""
         record, now = scaling_record(resource.status), self._clock()
         goal = target(
             spec,

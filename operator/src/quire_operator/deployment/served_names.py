@@ -82,7 +82,6 @@ def served_names(spec: Spec, scope: NameScope | None) -> tuple[str, ...]:
 
 
 def status_section(claim: Claim) -> dict[str, object]:
-    """Return ``status.servedName``."""
     return {"name": claim.name, "since": claim.since}
 
 

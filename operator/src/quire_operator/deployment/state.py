@@ -37,8 +37,6 @@ class Persist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRejection:
-    """A rejection by the API server."""
-
     digest: str
     """The digest of the rejected action."""
     message: str
@@ -52,8 +50,6 @@ class ApiRejection:
 
 @dataclass(slots=True)
 class ReconcileState:
-    """The reconcile state of one LLMDeployment."""
-
     uid: str
     passes: int = 0
     """The passes of this process, with the present one."""
@@ -92,8 +88,6 @@ class ReconcileState:
 
 
 class ReconcileStates(dict[Key, ReconcileState]):
-    """The reconcile states of all LLMDeployments."""
-
     def of(self, resource: Resource) -> ReconcileState:
         """Return the state of this LLMDeployment, which is new if an earlier one had its name."""
         state = self.get(resource.key)

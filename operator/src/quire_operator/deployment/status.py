@@ -29,8 +29,6 @@ SECTION = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """The resolution of a moving source."""
-
     source: str
     revision: str | None
     """None if the hub did not say, for example because the model is private: pods then resolve it themselves."""

@@ -21,8 +21,6 @@ Enqueue = Callable[[Key], None]
 
 @dataclass(slots=True)
 class _Family:
-    """The objects of one LLMDeployment."""
-
     resource: Resource | None = None
     children: dict[Ref, Child] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -33,8 +31,6 @@ class _Family:
 
 
 class Store:
-    """The trimmed objects by key."""
-
     def __init__(self) -> None:
         self._families: dict[Key, _Family] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}

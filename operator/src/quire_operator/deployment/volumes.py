@@ -63,7 +63,6 @@ class ModelVolume:
 
     @property
     def claim_name(self) -> str | None:
-        """The claim at ``/models``."""
         claim = self._claim
         return None if claim is None else str(claim["claimName"])
 
@@ -217,7 +216,6 @@ def key_volume(secret: str) -> JSON:
 
 
 def key_mount() -> JSON:
-    """Return the mount of the engine container."""
     return {"name": KEY_VOLUME, "mountPath": _PATH, "readOnly": True}
 
 

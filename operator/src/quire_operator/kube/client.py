@@ -75,7 +75,6 @@ class KubeClient:
     # --- the cluster ---
 
     async def served_kinds(self) -> frozenset[str]:
-        """Return the optional kinds that the API server serves."""
         found: set[str] = set()
         for api in _OPTIONAL_APIS:
             try:
@@ -191,7 +190,6 @@ class KubeClient:
         await self._delete(ref.kind, _path(_CHILDREN[ref.kind], key.namespace, ref.name), uid)
 
     async def delete_wake_slices(self) -> None:
-        """Delete ``WAKE_SLICES``."""
         async for item in self._list_objects(_SLICES, ("labelSelector", WAKE_SLICES)):
             metadata = item["metadata"]
             path = _path(_SLICES, metadata["namespace"], metadata["name"])
@@ -262,7 +260,6 @@ class KubeClient:
     # --- lists ---
 
     async def list_resources(self) -> AsyncIterator[Resource]:
-        """Yield all LLMDeployments in the watched namespaces."""
         async for item in self._list_objects(_RESOURCES):
             yield trim_resource(item)
 

@@ -221,7 +221,6 @@ class Connection:
         await self.client.close()  # type: ignore[no-untyped-call]
 
     async def read(self, path: str, *, query: Query = ()) -> JSON:
-        """Return the object or list at a path."""
         return await self._request("GET", path, query=query, body=None, content_type=None)
 
     async def read_metadata(self, path: str, *, query: Query = ()) -> JSON:

@@ -57,8 +57,6 @@ class Lease:
 
 
 class KubeLeases:
-    """The Lease with this name."""
-
     def __init__(self, connection: Connection, *, namespace: str, name: str) -> None:
         self._connection, self._namespace, self._name = connection, namespace, name
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

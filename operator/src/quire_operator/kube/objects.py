@@ -18,8 +18,6 @@ HELD_PARTITION = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The namespace and name of an LLMDeployment."""
-
     namespace: str
     name: str
 
@@ -65,8 +63,6 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The controller in an object's owner references."""
-
     kind: str
     name: str
     uid: str

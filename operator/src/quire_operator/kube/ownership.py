@@ -30,21 +30,12 @@ _POD_SPECS: tuple[Path, ...] = (
 _UNREADY_ADDRESSES: Path = ("f:spec", "f:publishNotReadyAddresses")
 # Paths below the pod spec. A field that another client adds here or below changes how the gateway, the probes or the
 # security rules see a replica.
+_OF_PODS = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "nodeName", "securityContext")
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+_OF_ENGINES = ("ports", "command", "args", "lifecycle", "securityContext", *_PROBES)
 _CONTRACT: tuple[Path, ...] = (
-    ("f:hostNetwork",),
-    ("f:hostPID",),
-    ("f:hostIPC",),
-    ("f:shareProcessNamespace",),
-    ("f:nodeName",),
-    ("f:securityContext",),
-    ("f:containers", _ENGINE, "f:ports"),
-    ("f:containers", _ENGINE, "f:command"),
-    ("f:containers", _ENGINE, "f:args"),
-    ("f:containers", _ENGINE, "f:lifecycle"),
-    ("f:containers", _ENGINE, "f:securityContext"),
-    ("f:containers", _ENGINE, "f:livenessProbe"),
-    ("f:containers", _ENGINE, "f:readinessProbe"),
-    ("f:containers", _ENGINE, "f:startupProbe"),
+    *((f"f:{name}",) for name in _OF_PODS),
+    *(("f:containers", _ENGINE, f"f:{name}") for name in _OF_ENGINES),
 )
 _ENGINE_SETTINGS = ("f:containers", _ENGINE, "f:env")
 _ENGINE_SETTING = f'k:{{"name":"{ENVIRONMENT_PREFIX}'
@@ -89,7 +80,6 @@ def own_entry_time(body: Mapping[str, object]) -> str:
 
 
 def managed_fields(body: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """Return the entries of ``metadata.managedFields``."""
     return items_of(section_of(body, "metadata"), "managedFields")
 
 
@@ -138,7 +128,6 @@ def breaks_contract(path: Path) -> bool:
 
 
 def exists_in(body: Mapping[str, object], path: Path) -> bool:
-    """Return True if an object has a value at this path."""
     here: object = body
     for element in path:
         here = _step(here, element, default=_NOTHING)

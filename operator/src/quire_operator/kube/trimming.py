@@ -92,7 +92,6 @@ def trim_adapter(body: JSON) -> Resource:
 
 
 def trim_child(body: JSON, *, kind: str) -> Child:
-    """Return the fields of a child that the operator keeps."""
     metadata = section_of(body, "metadata")
     foreign = foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else ()
     return Child(
@@ -110,7 +109,6 @@ def trim_child(body: JSON, *, kind: str) -> Child:
 
 
 def trim_pod(body: JSON) -> Pod:
-    """Return the fields of a pod that the operator keeps."""
     metadata, status = section_of(body, "metadata"), section_of(body, "status")
     labels = section_of(metadata, "labels")
     conditions = {text_of(c, "type"): c for c in items_of(status, "conditions")}

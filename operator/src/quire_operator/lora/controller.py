@@ -28,8 +28,6 @@ _At = TypeVar("_At", Key, str)
 
 
 class AdapterStore:
-    """The LLMAdapters by their own keys."""
-
     def __init__(self) -> None:
         self._adapters: dict[Key, Resource] = {}
         self._by_deployment: dict[Key, set[Key]] = {}
@@ -38,7 +36,6 @@ class AdapterStore:
         """True if all were listed at least once: before that, an absent adapter may exist."""
 
     def uids(self) -> dict[Key, str]:
-        """Return the uids of all LLMAdapters."""
         return {key: resource.uid for key, resource in self._adapters.items()}
 
     def get(self, key: Key) -> Resource | None:
@@ -100,8 +97,6 @@ _AT_ONCE = 32
 
 
 class Adapters:
-    """The LLMAdapters of all LLMDeployments."""
-
     def __init__(self, cluster: Cluster, *, reader: Pages, scope: Callable[[], NameScope | None]) -> None:
         self._kube, self._store, self._clock = cluster.kube, cluster.store, cluster.clock
         self._enqueue = cluster.enqueue
@@ -144,7 +139,6 @@ class Adapters:
         return next((listing for listing in found if listing.resource is resource), None)
 
     def claims(self, served_name: str) -> tuple[Claim, ...]:
-        """Return the recorded claims of LLMAdapters to a served name."""
         return self._adapters.claims(served_name)
 
     def _claims(self, served_name: str) -> Sequence[Claim]:
@@ -187,7 +181,6 @@ class Adapters:
     # --- what they report ---
 
     async def follow(self) -> None:
-        """Poll until cancelled."""
         self._listed, self._claimed, self._hurried = {}, {}, {}
         while True:
             await self.poll()

@@ -148,7 +148,6 @@ def _generation(resource: Resource, spec: AdapterSpec) -> int:
 
 
 def config_map(entries: Iterable[AdapterEntry]) -> JSON:
-    """Return the data of the ConfigMap."""
     return {"data": {ADAPTERS_KEY: render_adapters(entries)}}
 
 
@@ -163,7 +162,6 @@ def adapters_volume(config_map_name: str) -> JSON:
 
 
 def adapters_mount() -> JSON:
-    """Return the mount of the engine container."""
     return {"name": VOLUME, "mountPath": _PATH, "readOnly": True}
 
 
