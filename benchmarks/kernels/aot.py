@@ -51,24 +51,18 @@ def use_cache_folder() -> None:
 
 def measure(ops: Iterable[str], targets: Iterable[str], jobs: int) -> list[Measured]:
     """Return the measurement of every case of every op on every target, in order."""
-    from quire_kernels.triton_runtime.aot_compile import AotError, cases_of
+    from quire_kernels.triton_runtime.aot_compile import cases_of
+
     from quire_kernels.triton_runtime.target import Target
 
-    tasks: list[tuple[str, str, str]] = []
-    failed: list[Measured] = []
-    for op in ops:
-        for target in targets:
-            try:
-                tasks += [(op, case.name, target) for case in cases_of(op, Target.named(target))]
-            except AotError as error:
-                failed.append(Measured(op=op, case="aot_cases", target=target, decode_path=False, error=str(error)))
+    tasks = [(op, case.name, name) for op in ops for name in targets for case in cases_of(op, Target.named(name))]
     # Not forked, because a process that has imported torch has threads.
     with ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
-        return failed + list(pool.map(_measure_one, tasks))
+        return list(pool.map(_measure_one, tasks))
 
 
 def _measure_one(task: tuple[str, str, str]) -> Measured:
-    from quire_kernels.triton_runtime.aot_compile import AotError, compile_case
+    from benchmarks.kernels.aot_compile import AotError, compile_case
     from quire_kernels.triton_runtime.target import Target
 
     op, name, target = task
@@ -91,7 +85,7 @@ def _measure_one(task: tuple[str, str, str]) -> Measured:
 
 @functools.cache
 def _cases(op: str, target: str):  # type: ignore[no-untyped-def]
-    from quire_kernels.triton_runtime.aot_compile import cases_of
+    from benchmarks.kernels.aot_cases import cases_of
     from quire_kernels.triton_runtime.target import Target
 
     return {case.name: case for case in cases_of(op, Target.named(target))}
@@ -131,12 +125,11 @@ def main() -> None:
         raise SystemExit(
             "triton is not installed here (torch's CPU build comes without): nothing can be compiled"
         ) from None
-    from quire_kernels.triton_runtime.aot_compile import ops_with_kernels
+    from benchmarks.kernels.aot_cases import CALLS
 
-    known = ops_with_kernels()
-    ops = arguments.op or known
-    if unknown := [op for op in ops if op not in known]:
-        raise SystemExit(f"--op: there is no {', '.join(unknown)}; there are {', '.join(known)}")
+    ops = arguments.op or list(CALLS)
+    if unknown := [op for op in ops if op not in CALLS]:
+        raise SystemExit(f"--op: there is no {', '.join(unknown)}; there are {', '.join(CALLS)}")
     began = perf_counter()
     measured = measure(ops, arguments.target, arguments.jobs)
     seconds = perf_counter() - began

@@ -15,7 +15,7 @@ from gpu_stand_in import cpu_device
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.errors import UnsupportedDeviceError
 from quire_kernels.triton_runtime import device
-from quire_kernels.triton_runtime.target import AMD_ARCHITECTURES, Target
+from quire_kernels.triton_runtime.target import Target
 
 CPU = torch.device("cpu")
 LAUNCH = """
@@ -62,13 +62,6 @@ def test_architecture_decides_on_amd_gpus(amd: str, problem: str | None, fp8_pro
             else:
                 with pytest.raises(UnsupportedDeviceError, match=expected):
                     check("op", CPU)
-
-
-def test_all_architectures_have_launch_bounds() -> None:
-    from quire_kernels.triton_runtime.occupancy import resident_programs
-
-    for name in AMD_ARCHITECTURES:
-        assert resident_programs(Target.named(name), registers=64, shared_bytes=16 << 10, num_warps=4) >= 1
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles kernels")

@@ -1,4 +1,4 @@
-"""Compilation ahead of time: the required fields of a case, and the parsed results.
+"""Compilation ahead of time: the parsed results, and the programs that fit on a multiprocessor.
 
 `make kernels-aot` compiles all kernels in its own process; this uses one small kernel.
 """
@@ -13,7 +13,7 @@ from quire_kernels.triton_runtime.target import Target
 triton = pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 tl = triton.language
 
-from quire_kernels.triton_runtime.aot_case import AotCase  # noqa: E402
+from benchmarks.kernels.aot_cases import AotCase  # noqa: E402
 from quire_kernels.triton_runtime.launch import Launch  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(INTERPRETED, reason="this process interprets")
@@ -39,7 +39,7 @@ CASE = AotCase(
 @needs_compiler
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100"])
 def test_kernel_is_compiled_for_an_absent_gpu(name: str) -> None:
-    from quire_kernels.triton_runtime.aot_compile import compile_case
+    from benchmarks.kernels.aot_compile import compile_case
 
     usage = compile_case("scale", CASE, Target.named(name))
     assert 0 < usage.registers <= 255 and usage.stack_bytes == usage.local_bytes == 0
@@ -48,7 +48,7 @@ def test_kernel_is_compiled_for_an_absent_gpu(name: str) -> None:
 
 @needs_compiler
 def test_register_spills_are_detected() -> None:
-    from quire_kernels.triton_runtime.aot_compile import compile_case
+    from benchmarks.kernels.aot_compile import compile_case
 
     crowded = Launch(_scale_kernel, BLOCK=8192, num_warps=1)
     usage = compile_case("scale", replace(CASE, launch=crowded), Target(90))
@@ -56,17 +56,40 @@ def test_register_spills_are_detected() -> None:
 
 
 @needs_compiler
+def test_compilers_reason_is_reported() -> None:
+    from benchmarks.kernels.aot_compile import AotError, compile_case
+
+    with pytest.raises(AotError, match="scale: scale bf16: sm_90: does not compile: .*power of 2"):
+        compile_case("scale", replace(CASE, launch=Launch(_scale_kernel, BLOCK=1000)), Target(90))
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("target", "registers", "shared_kib", "warps", "expected"),
     [
-        ({"signature": {"x": "*bf16:16"}}, "scale: scale bf16: sm_90: lacks out, weight"),
-        ({"launch": Launch(_scale_kernel, BLOCK=8, WIDE=1)}, "gives WIDE; the kernel's arguments are x, out"),
-        ({"signature": {**CASE.signature, "width": "i32:8"}}, "width: '8' is no hint"),
-        ({"launch": Launch(_scale_kernel, BLOCK=1000)}, "sm_90: does not compile: .*power of 2"),
+        ("sm_90", 128, 54, 4, 4),
+        ("sm_90", 129, 54, 4, 3),
+        ("sm_90", 64, 113, 4, 2),
+        ("sm_90", 64, 114, 4, 1),  # CUDA reserves 1 KiB in each block
+        ("sm_86", 64, 50, 4, 1),
+        ("gfx942", 256, 20, 4, 2),
+        ("gfx950", 64, 40, 8, 4),
+        ("gfx1100", 96, 40, 8, 3),
     ],
 )
-def test_a_case_that_does_not_fit_its_kernel_is_refused(changes: dict[str, object], words: str) -> None:
-    from quire_kernels.triton_runtime.aot_compile import AotError, compile_case
+def test_registers_and_shared_memory_limit_residents(
+    target: str, registers: int, shared_kib: int, warps: int, expected: int
+) -> None:
+    from benchmarks.kernels.aot_compile import Usage
 
-    with pytest.raises(AotError, match=words):
-        compile_case("scale", replace(CASE, **changes), Target(90))  # type: ignore[arg-type]
+    usage = Usage(registers=registers, stack_bytes=0, local_bytes=0, shared_bytes=shared_kib << 10)
+    assert usage.resident_programs(Target.named(target), warps) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "programs", "warps", "expected"),
+    [("sm_90", 4, 4, 128), ("sm_90", 3, 4, None), ("sm_80", 2, 8, 128), ("gfx942", 4, 4, None)],
+)
+def test_register_limit_fits_all_programs(target: str, programs: int, warps: int, expected: int | None) -> None:
+    from quire_kernels.paged_attention.tiles import register_limit
+
+    assert register_limit(Target.named(target), programs, warps) == expected

@@ -11,8 +11,6 @@ from quire_kernels.triton_runtime import config
 from quire_kernels.triton_runtime.config import ConfigError, config_for
 from quire_kernels.triton_runtime.target import INTERPRETER, Target
 
-SPACE = {"BLOCK": [16, 32, 64], "num_warps": [1, 4], "num_stages": [1, 2]}
-
 
 def flat(block: int, warps: int = 4, stages: int = 2) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": warps, "num_stages": stages}
@@ -20,12 +18,9 @@ def flat(block: int, warps: int = 4, stages: int = 2) -> dict[str, int]:
 
 TABLE = {
     "forward": {
-        "space": SPACE,
-        "configs": {
-            "default": {"any": flat(1), "sm_90": flat(2), "interpreter": flat(3)},
-            "wide": {"any": flat(4), "sm_86": flat(5)},
-            "narrow": {"sm_100": flat(6)},
-        },
+        "default": {"any": flat(1), "sm_90": flat(2), "interpreter": flat(3)},
+        "wide": {"any": flat(4), "sm_86": flat(5)},
+        "narrow": {"sm_100": flat(6)},
     }
 }
 DEVICE = {"device": "NVIDIA H200", "capability": 90, "kernels": {"op.forward": {"wide": flat(7), "default": flat(8)}}}
@@ -101,24 +96,19 @@ def test_user_folder_takes_precedence_over_the_package(tmp_path: Path, monkeypat
     ("table", "words"),
     [
         ([], r"op.json: is \[\]; an object is needed"),
-        ({"forward": {"space": SPACE}}, "op.json: forward: lacks configs"),
-        ({"forward": {"space": SPACE, "configs": {}, "confgs": {}}}, "has confgs, which it should not"),
-        ({"forward": {"space": {"num_warps": [4]}, "configs": {}}}, "space: lacks num_stages"),
-        ({"forward": {"space": SPACE | {"BLOCK": []}, "configs": {}}}, r"space: BLOCK: is \[\]; a list of values"),
-        ({"forward": {"space": SPACE, "configs": {"default": {"sm_90": flat(1)}}}}, "lacks 'default' for 'any'"),
-        ({"forward": {"space": SPACE, "configs": {"default": {"sm_91": flat(1)}}}}, "'sm_91' is no family"),
-        ({"forward": {"space": SPACE, "configs": {"default": {"any": {"BLOCK": 1}}}}}, "any: lacks num_warps"),
+        ({"forward": {"default": []}}, r"forward: default: is \[\]; an object is needed"),
+        ({"forward": {"default": {"sm_90": flat(1)}}}, "lacks 'default' for 'any'"),
+        ({"forward": {"default": {"any": flat(1), "sm_91": flat(1)}}}, "'sm_91' is no family"),
+        ({"forward": {"default": {"any": {"BLOCK": 1}}}}, "any: lacks num_warps, num_stages"),
+        ({"forward": {"default": {"any": flat(1), "sm_90": {"num_warps": 4}}}}, "sm_90: lacks BLOCK, num_stages"),
         (
-            {"forward": {"space": SPACE, "configs": {"default": {"any": flat(1) | {"BLOK": 2}}}}},
-            "any: has BLOK, which it should not; its fields are BLOCK, num_warps, num_stages",
+            {"forward": {"default": {"any": flat(1), "sm_90": flat(1) | {"BLOK": 2}}}},
+            "sm_90: has BLOK, which it should not; its fields are BLOCK, num_warps, num_stages",
         ),
-        ({"forward": {"space": SPACE, "configs": {"default": {"any": flat(0)}}}}, "any: BLOCK: is 0; a whole number"),
-        ({"forward": {"space": SPACE, "configs": {"default": {"any": flat(1) | {"BLOCK": True}}}}}, "BLOCK: is True"),
-        ({"forward": {"space": SPACE, "configs": {"default": {"any": flat(1, warps=3)}}}}, "num_warps: is 3; a power"),
-        (
-            {"forward": {"space": SPACE, "configs": {"default": {"any": flat(1, stages=9)}}}},
-            "num_stages: is 9; at",
-        ),
+        ({"forward": {"default": {"any": flat(0)}}}, "any: BLOCK: is 0; a whole number"),
+        ({"forward": {"default": {"any": flat(1) | {"BLOCK": True}}}}, "BLOCK: is True"),
+        ({"forward": {"default": {"any": flat(1, warps=3)}}}, "num_warps: is 3; a power"),
+        ({"forward": {"default": {"any": flat(1, stages=9)}}}, "num_stages: is 9; at"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_on_reading(folder: Path, table: Any, words: str) -> None:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.lora import TokenGroups, add_adapters, group_tokens, most_blocks, reference
-from quire_kernels.triton_runtime.config import config_for, launch_config, override
-from quire_kernels.triton_runtime.device import target_of
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -44,15 +42,18 @@ def test_empty_blocks_of_a_captured_step_change_nothing(dtype: torch.dtype, devi
 
 @pytest.mark.parametrize(("depth", "block"), [(32, 32), (256, 64)])
 def test_any_number_of_splits_adds_up(
-    depth: int, block: int, device: torch.device, assert_close: Callable[[Tensor, Tensor], None]
+    depth: int,
+    block: int,
+    device: torch.device,
+    use_blocks: Callable[..., None],
+    assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
     layer = filled_slots(slots=2, max_rank=8, inputs=150, parts=(40,), dtype=torch.float32, ranks=[8, 5], device=device)
     x, y = torch.randn(9, 150).to(device), torch.randn(9, 40).to(device)
     groups, expected = moved(group_tokens(np.arange(9) % 2), device), y.clone()
     reference.add_adapters(expected, x, layer, groups)
-    usual = config_for("lora.shrink", target_of(device), "bytes=4")
-    with override("lora.shrink", "bytes=4", launch_config({**usual.options, "DEPTH": depth, "BLOCK_K": block})):
-        add_adapters(y, x, layer, groups)
+    use_blocks("lora.shrink", DEPTH=depth, BLOCK_K=block)
+    add_adapters(y, x, layer, groups)
     assert_close(y, expected)
 
 

@@ -16,11 +16,9 @@ from torch import Tensor
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.fp8_linear.device_functions import row_factors, to_float8
 from quire_kernels.fp8_linear.kernel import empty_rows, quantise_rows
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 WIDEST_ROW = 1 << 15
@@ -120,23 +118,3 @@ def _fp8_launch(width: int, gelu: bool, target: Target) -> Launch:
     block = next_power_of_2(width)
     options = config_for("activation.gated_row", target, f"block={block}").options
     return Launch(_gated_fp8_kernel, W=width, GELU=gelu, BLOCK=block, **options)
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, width: int, *, gelu: bool) -> AotCase:
-        return AotCase(
-            name=f"{'gelu' if gelu else 'silu'} {dtype} {width}",
-            launch=_launch(width, gelu, target),
-            signature={"gate_up": f"*{dtype}:16", "out": f"*{dtype}:16", "row_stride": "i32:16"},
-        )
-
-    def row(width: int) -> AotCase:
-        return AotCase(
-            name=f"silu bf16 {width} to fp8",
-            launch=_fp8_launch(width, False, target),
-            signature={"gate_up": "*bf16:16", "out": "*fp8e4nv:16", "scales": "*fp32:16", "row_stride": "i32:16"},
-        )
-
-    rows = [row(width) for width in (8192, 14336, 28672)] if target.converts_fp8 else []
-    silu = [case(dtype, width, gelu=False) for dtype, width in (("bf16", 1536), ("bf16", 14336), ("fp16", 14336))]
-    return [*silu, case("bf16", 14336, gelu=True), *rows]

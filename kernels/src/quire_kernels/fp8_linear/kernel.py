@@ -12,11 +12,9 @@ from torch import Tensor
 
 from quire_kernels.fp8 import DTYPE, Fp8Rows
 from quire_kernels.fp8_linear.device_functions import row_factors, to_float8
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -66,12 +64,3 @@ def _launch(width: int, target: Target) -> Launch:
     options = config_for("fp8_linear.quantise", target).options
     options["BLOCK"] = min(options["BLOCK"], next_power_of_2(width))
     return Launch(_quantise_rows_kernel, K=width, **options)
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    signature = {"x": "*bf16:16", "out": "*fp8e4nv:16", "scales": "*fp32:16", "row_stride": "i32:16"}
-    return [
-        AotCase(name=f"quantise bf16 {width}", launch=_launch(width, target), signature=signature)
-        for width in (4096, 14336)
-        if target.converts_fp8
-    ]

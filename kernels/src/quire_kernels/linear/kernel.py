@@ -16,12 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels.dispatch import INTERPRETED
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches
 from quire_kernels.triton_runtime.target import Target
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -176,34 +174,3 @@ def cut(inputs: int, outputs: int, config: LaunchConfig) -> tuple[int, int]:
 
 def _key(dtype: torch.dtype) -> str:
     return f"bits={8 * dtype.itemsize}"
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, name: str, splits: int, *, apart: bool = False, bias: bool = False) -> AotCase:
-        pointers = {
-            **dict.fromkeys(("x", "weight", "bias"), f"*{dtype}:16"),
-            "out": f"*{'fp32' if apart else dtype}:16",
-        }
-        sizes = dict.fromkeys(("inputs", "outputs", "x_stride", "split_inputs"), "i32:16")
-        return AotCase(
-            name=f"multiply {dtype} {name}",
-            launch=_multiply(4096, splits, _DTYPES[dtype], (apart, bias), target),
-            signature={**pointers, **sizes, "rows": "i32"},
-        )
-
-    add_up = AotCase(
-        name="add up bf16 8 splits",
-        launch=_add_up(8, True, target),
-        signature={"sums": "*fp32:16", "bias": "*bf16:16", "out": "*bf16:16", "elements": "i32", "outputs": "i32:16"},
-    )
-    return [
-        case("bf16", "1 split", 1, bias=True),
-        case("bf16", "8 splits in turn", 8),
-        case("bf16", "8 splits apart", 8, apart=True),
-        case("fp16", "8 splits in turn", 8),
-        case("fp32", "4 splits in turn", 4),
-        add_up,
-    ]
-
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

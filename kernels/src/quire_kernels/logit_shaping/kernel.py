@@ -11,12 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches
 from quire_kernels.triton_runtime.target import Target
 
 _BOUNDS: tl.constexpr = tl.constexpr(NUM_BOUNDS)
@@ -251,22 +249,3 @@ def _launches(target: Target) -> tuple[Launch, Launch, Launch]:
         Launch(_shape_kernel, **config_for("logit_shaping.shape", target).options),
         Launch(_count_kernel, **config_for("logit_shaping.count", target).options),
     )
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    columns = {
-        **dict.fromkeys(("lines", "rows", "bounds", "min_tokens", "num_drawn", "token_ids"), "*i64:16"),
-        **dict.fromkeys(("ids", "tails"), "*i32:16"),
-        **dict.fromkeys(("logits", "values", "penalties"), "*fp32:16"),
-        "row_stride": "i64:16",
-        "vocabulary": "i32:16",
-        **dict.fromkeys(("num_lines", "num_rows"), "i32"),
-    }
-    return [
-        AotCase(
-            name=name,
-            launch=launch,
-            signature={key: kind for key, kind in columns.items() if key in launch.kernel.arg_names},
-        )
-        for name, launch in zip(("allow", "shape", "count"), _launches(target), strict=True)
-    ]

@@ -15,7 +15,6 @@ from torch import Tensor
 from quire_kernels.logprobs import Logprobs
 from quire_kernels.sampling.device_functions import LOWEST_KEY, NUM_PIVOTS, boundary, key_of, load_logits
 from quire_kernels.sampling.device_kernels import MOST_CANDIDATES, MOST_PARTS, list_candidates, survey
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import target_of
@@ -192,25 +191,3 @@ def _report(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int, made: L
 def _launch(target: Target) -> Launch:
     options = config_for("logprobs.report", target).options
     return Launch(_report_kernel, MOST_PARTS=MOST_PARTS, MOST_CANDIDATES=MOST_CANDIDATES, **options)
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    return [
-        AotCase(
-            name=f"report {dtype}",
-            launch=_launch(target),
-            signature={
-                "logits": f"*{dtype}:16",
-                "row_stride": "i64:16",
-                "vocabulary": "i32:16",
-                "part_length": "i32:16",
-                "parts": "i32",
-                "most": "i32",
-                **dict.fromkeys(("lines", "token_ids", "part_units", "rank", "likeliest"), "*i64:16"),
-                "list_logits": f"*{dtype}:16",
-                **dict.fromkeys(("part_largest", "picked", "of_token", "logprobs"), "*fp32:16"),
-                **dict.fromkeys(("counts", "list_tokens", "picked_tokens"), "*i32:16"),
-            },
-        )
-        for dtype in ("bf16", "fp32")
-    ]

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from quire_kernels.lora import BLOCK_ROWS, LayerSlots, TokenGroups
 from quire_kernels.lora.device_kernels import expand_kernel, shrink_kernel
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 _LARGEST_TILE = 64
@@ -67,33 +65,4 @@ def _launches(
     return (
         Launch(shrink_kernel, K=inputs, **shared, **shrink.options),
         Launch(expand_kernel, N=outputs, SPLITS=splits, **shared, **expand.options),
-    )
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    """Return both kernels with the layers of Llama 3 8B: rank 16 for each kind of layer, and once rank 64."""
-    layers = {"qkv": (4096, (4096, 1024, 1024)), "down": (14336, (4096,))}
-    return [
-        case
-        for dtype, name, rank in (("bf16", "qkv", 16), ("bf16", "down", 16), ("bf16", "qkv", 64), ("fp16", "qkv", 16))
-        for case in _layer_cases(target, dtype, name, rank, *layers[name])
-    ]
-
-
-def _layer_cases(
-    target: Target, dtype: str, name: str, rank: int, inputs: int, parts: tuple[int, ...]
-) -> tuple[AotCase, AotCase]:
-    shrink, expand = _launches(inputs, sum(parts), len(parts), rank, 2, target)
-    shared = {**dict.fromkeys(("ranks", "order", "blocks"), "*i32:16"), "shrunk": "*fp32:16"}
-    return (
-        AotCase(
-            name=f"shrink {dtype} {name} r{rank}",
-            launch=shrink,
-            signature={"x": f"*{dtype}:16", "x_stride": "i32:16", "a": f"*{dtype}:16", **shared, "num_slots": "i32"},
-        ),
-        AotCase(
-            name=f"expand {dtype} {name} r{rank}",
-            launch=expand,
-            signature={"y": f"*{dtype}:16", "y_stride": "i32:16", "b": f"*{dtype}:16", **shared, "ends": "*i32:16"},
-        ),
     )

@@ -20,11 +20,9 @@ from quire_kernels.moe.device_kernels import (
     sort_kernel,
     sum_kernel,
 )
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -138,33 +136,3 @@ _FEW, _MANY = 16, 128
 def most_blocks(assignments: int, num_experts: int, rows: int) -> int:
     """Return the maximum number of blocks for any routes: each expert leaves at most one block unfilled."""
     return min(assignments, assignments // rows + num_experts)
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    """Return the kernels with the sizes of Qwen3-30B-A3B, and the products also with those of Mixtral 8x7B."""
-    integers = dict.fromkeys(("order", "blocks", "num_blocks"), "*i32:16")
-    rows = config_for("moe.gate_up", target, "bytes=2").blocks["BLOCK_M"]
-    cases = [
-        AotCase(
-            name="route bf16 e128 k8",
-            launch=_route(128, 8, True, target),
-            signature={"logits": "*bf16:16", "row_stride": "i64:16", "experts": "*i64:16", "weights": "*fp32:16"},
-        ),
-        AotCase(
-            name="sort e128",
-            launch=_sorting(128, rows, target),
-            signature={"experts": "*i64:16", "assignments": "i32", **integers},
-        ),
-        AotCase(
-            name="sum bf16 h2048 k8",
-            launch=_sum(2048, 8, target),
-            signature={"made": "*bf16:16", "weights": "*fp32:16", "out": "*bf16:16"},
-        ),
-    ]
-    products = {"x": "*bf16:16", "weights": "*bf16:16", "out": "*bf16:16", **integers}
-    qwen, mixtral = (2048, 768, 8), (4096, 14336, 2)
-    for (hidden, inner, per_token), load in ((qwen, ""), (qwen, " few"), (qwen, " many"), (mixtral, "")):
-        for name, width, depth in (("gate_up", inner, hidden), ("down", hidden, inner)):
-            launch = _product((per_token, width, depth), name == "gate_up", False, f"bytes=2{load}", target)
-            cases.append(AotCase(name=f"{name} bf16 h{hidden} i{inner}{load}", launch=launch, signature=products))
-    return cases

@@ -26,11 +26,9 @@ from quire_kernels.paged_attention.plan import (
 )
 from quire_kernels.paged_attention.schedule import LONG, MAX_SHORT_QUERIES, ONE, SHORT, Rule
 from quire_kernels.paged_attention.tiles import config_key, item_lists, layer_shape, list_rules
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches
 from quire_kernels.triton_runtime.target import Target
 
 _JOINS_PER_SM = 16
@@ -184,102 +182,3 @@ def _layer(
         join_programs=processors * _JOINS_PER_SM,
         own_results=programs[ONE] * lists[ONE].rows,
     )
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    """Return the kernels with the shapes that are served; each option (dtype, head dim, block size) occurs."""
-    plain = _Layer(name="bf16 d128 g4", head_dim=128, group=4)
-    wide = _Layer(name="bf16 d256 g2 soft cap", head_dim=256, group=2, soft_cap=True)
-    layers = [
-        plain,
-        # A tile with a vector of block ids, and one with a single id.
-        _Layer(
-            name="bf16 d128 g4 window sinks block 64", head_dim=128, group=4, block_size=64, window=True, sinks=True
-        ),
-        _Layer(name="bf16 d64 g8 window sinks", head_dim=64, group=8, window=True, sinks=True),
-        _Layer(name="bf16 d80 g1", head_dim=80, group=1),
-        wide,
-    ]
-    if target.converts_fp8:
-        layers.append(_Layer(name="bf16 d128 g4 fp8 cache", head_dim=128, group=4, cache="fp8e4nv"))
-    cases = [_tiles_case(layer, kernel, target) for layer in layers for kernel in ("split", "attend")]
-    # Decoding with every group, head dim and mask that changes the registers, each of which the launch counts on.
-    groups = [_Layer(name=f"bf16 d128 g{group}", head_dim=128, group=group) for group in (1, 2, 3, 5, 6, 7, 8)]
-    masks = [
-        _Layer(name="bf16 d128 g8 window", head_dim=128, group=8, window=True),
-        _Layer(name="bf16 d128 g4 soft cap", head_dim=128, group=4, soft_cap=True),
-        _Layer(name="bf16 d128 g4 block 128", head_dim=128, group=4, block_size=128),
-        _Layer(name="bf16 d64 g4", head_dim=64, group=4),
-        _Layer(name="bf16 d96 g1", head_dim=96, group=1),
-        _Layer(name="bf16 d256 g8 window", head_dim=256, group=8, window=True),
-    ]
-    cases += [_tiles_case(layer, "split", target) for layer in (*groups, *masks)]
-    # Short chunks, and drafts to verify.
-    cases += [_tiles_case(layer, "short", target) for layer in (plain, wide)]
-    cases += [
-        _plan_case(plain, target, window=window, fixed=fixed) for window in (False, True) for fixed in (False, True)
-    ]
-    return [*cases, _tiles_case(plain, "fixed", target), _join_case(plain, target)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """A layer to compile for."""
-
-    name: str
-    head_dim: int
-    group: int
-    cache: str = "bf16"
-    block_size: int = 16
-    window: bool = False
-    sinks: bool = False
-    soft_cap: bool = False
-
-    @property
-    def cache_bytes(self) -> int:
-        return 2 if self.cache == "bf16" else 1
-
-    def launches(self, target: Target, split_tokens: int | None = None) -> _LayerLaunches:
-        """Return the launches of bfloat16 queries on a GPU with one multiprocessor."""
-        return _layer(8, self.group, self.head_dim, self.block_size, self.cache_bytes, 2, split_tokens, 1, target)
-
-
-_SIZES = {"capacity": "i32", "num_partials": "i32", "num_results": "i32"}
-
-
-def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
-    """Return a case of ``_attend_kernel``. ``kernel``: "split", "short", "attend" or "fixed"."""
-    kind = {"short": SHORT, "attend": LONG}.get(kernel, ONE)
-    layer_launches = layer.launches(target, 512 if kernel == "fixed" else None)
-    pointers = {name: f"*{layer.cache}:16" for name in ("keys", "values")}
-    tables = {name: "*i32:16" for name in ("schedule", "block_tables", "query_starts")}
-    numbers = {name: "i32" for name in ("num_blocks", "table_stride", "num_sequences", "num_rows")}
-    optional = {
-        **dict.fromkeys(("key_scale", "value_scale"), "*fp32:16" if layer.cache != "bf16" else None),
-        "sinks": "*bf16:16" if layer.sinks else None,
-        "soft_cap": "fp32" if layer.soft_cap else None,
-        "window": "i32" if layer.window else None,
-    }
-    signature = {"out": "*bf16:16", "partials": "*fp32:16", "q": "*bf16:16", "q_stride": "i32:16", "scale": "fp32"}
-    return AotCase(
-        name=f"{kernel} {layer.name}",
-        launch=layer_launches.attend[kind],
-        signature={**signature, **pointers, **tables, **numbers, **_SIZES, **optional},
-        programs_per_sm=layer_launches.programs[kind],
-        decode_path=kind == ONE,
-    )
-
-
-def _plan_case(layer: _Layer, target: Target, *, window: bool, fixed: bool) -> AotCase:
-    tables = {name: "*i32:16" for name in ("schedule", "query_starts", "context_lens")}
-    numbers = {"num_sequences": "i32", "capacity": "i32", "room": "i32", "window": "i32" if window else None}
-    return AotCase(
-        name=f"plan{' window' * window}{' fixed' * fixed}",
-        launch=layer.launches(target, 512 if fixed else None).plan,
-        signature={**tables, **numbers},
-    )
-
-
-def _join_case(layer: _Layer, target: Target) -> AotCase:
-    pointers = {"out": "*bf16:16", "partials": "*fp32:16", "schedule": "*i32:16", "value_scale": None, "sinks": None}
-    return AotCase(name=f"join {layer.name}", launch=layer.launches(target).join, signature={**pointers, **_SIZES})

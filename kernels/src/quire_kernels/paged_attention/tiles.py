@@ -1,7 +1,7 @@
 """The tiles of the attention kernel for one shape of layers on one GPU.
 
-Each of the three lists of a schedule has tiles and programs of its own. The launches, the rules of the schedule and
-the cases for the ahead-of-time compiler follow from them. This module launches nothing.
+Each of the three lists of a schedule has tiles and programs of its own. The launches and the rules of the schedule
+follow from them.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,15 @@ from typing import Any
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.paged_attention.schedule import LONG, MAX_SHORT_QUERIES, ONE, SHORT, Rule
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
-from quire_kernels.triton_runtime.occupancy import register_limit
-from quire_kernels.triton_runtime.sizes import next_power_of_2
+from quire_kernels.triton_runtime.launch import next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 # The least tokens of a split. A shorter one writes more partial results than 2 % of what it reads, or in a tile of many
 # queries 10 %, and mostly waits for its first tile.
 _LEAST_SPLIT = {ONE: 256, SHORT: 512, LONG: 512}
+_REGISTERS = 1 << 16  # of a multiprocessor
+_LOWEST_FREE = 160
+"""From this many registers per thread on, the compiler is left free: a limit made it spill where it had not before."""
 _MOST_SPLITS = {ONE: 64, SHORT: 32, LONG: 32}
 
 
@@ -65,14 +67,6 @@ def list_rules(
 ) -> tuple[Rule, Rule, Rule]:
     one, short, long = (each.rule(processors, kv_heads, split_tokens) for each in lists)
     return one, short, long
-
-
-def schedule_rules(
-    *, kv_heads: int, group: int, split_tokens: int | None, target: Target, processors: int
-) -> tuple[Rule, Rule, Rule]:
-    """Return the rules for bfloat16 heads of 128 in blocks of 16, as a launch on such a GPU has them."""
-    lists = item_lists(layer_shape(kv_heads, group, 128, 16), 2, 2, split_tokens, target)
-    return list_rules(lists, processors, kv_heads, split_tokens)
 
 
 def item_lists(
@@ -133,3 +127,14 @@ def layer_shape(kv_heads: int, group: int, head_dim: int, block_size: int) -> di
 
 def padded_head_dim(head_dim: int) -> int:
     return max(16, next_power_of_2(head_dim))
+
+
+def register_limit(target: Target, programs: int, num_warps: int) -> int | None:
+    """Return the registers per thread with which ``programs`` of ``num_warps`` warps fit on a multiprocessor.
+
+    None: the compiler needs no limit, or takes none (in the interpreter and for AMD).
+    """
+    if target.is_interpreter or target.amd:
+        return None
+    limit = _REGISTERS // (programs * num_warps * target.warp_size) // 8 * 8
+    return limit if limit < _LOWEST_FREE else None

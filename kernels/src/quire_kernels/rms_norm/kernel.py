@@ -18,12 +18,10 @@ from quire_kernels.checks import refuse
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.fp8_linear.device_functions import row_factors, to_float8
 from quire_kernels.fp8_linear.kernel import empty_rows
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 WIDEST = 1 << 15
@@ -104,23 +102,3 @@ def _launch(width: int, adds: bool, target: Target) -> Launch:
     block = next_power_of_2(width)
     options = config_for("rms_norm.norm", target, f"block={block}").options
     return Launch(_rms_norm_kernel, H=width, ADD=adds, BLOCK=block, **options)
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, width: int, *, add: bool, fp8: bool = False) -> AotCase:
-        pointers: dict[str, str | None] = dict.fromkeys(("x", "weight", "residual", "out"), f"*{dtype}:16")
-        pointers |= {"out": "*fp8e4nv:16", "scales": "*fp32:16"} if fp8 else {"scales": None}
-        strides = {"x_stride": "i32:16", "residual_stride": "i32:16"}
-        return AotCase(
-            name=f"{dtype} {width}{' residual' if add else ''}{' to fp8' if fp8 else ''}",
-            launch=_launch(width, add, target),
-            signature={**pointers, "rows": "i32", **strides, "eps": "fp32"},
-        )
-
-    return [
-        *(case("bf16", width, add=True) for width in (576, 4096, 8192, 16384)),
-        *(case("bf16", width, add=False) for width in (128, 4096)),
-        case("fp16", 4096, add=True),
-        case("fp32", 576, add=True),
-        *(case("bf16", width, add=True, fp8=True) for width in (4096, 8192) if target.converts_fp8),
-    ]

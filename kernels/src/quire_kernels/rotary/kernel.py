@@ -10,12 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -73,20 +71,3 @@ def _launch(heads: int, dim: int, half: int, target: Target) -> Launch:
     options = config_for("rotary.rotary", target, f"block={next_power_of_2(dim)}").options
     options["HEADS"] = min(options["HEADS"], next_power_of_2(heads))
     return Launch(_rotary_kernel, H=heads, D=dim, HALF=half, HALF_BLOCK=next_power_of_2(half), **options)
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, dim: int, rotated: int) -> AotCase:
-        return AotCase(
-            name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}",
-            launch=_launch(32, dim, rotated // 2, target),
-            signature={
-                "x": f"*{dtype}:16",
-                "cos_sin": "*fp32:16",
-                "positions": "*i64:16",
-                "token_stride": "i32:16",
-                "num_positions": "i32",
-            },
-        )
-
-    return [case("bf16", 64, 64), case("bf16", 128, 128), case("fp16", 128, 128), case("bf16", 96, 32)]

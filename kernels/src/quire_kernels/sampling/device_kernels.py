@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels.sampling.device_functions import NUM_PIVOTS, heights_of, inverse_of, load_logits, pivot_at, units_of
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
@@ -248,21 +247,3 @@ def find_largest(logits: Tensor, largest: Tensor, tokens: Tensor, lines: Tensor 
 @launches
 def _largest(has_lines: bool, target: Target) -> Launch:
     return Launch(_largest_kernel, HAS_LINES=has_lines, **config_for("sampling.largest", target).options)
-
-
-def survey_cases(target: Target) -> list[AotCase]:
-    """Return both launches, with the logits of ``sample`` and ``greedy``, and with those of ``token_logprobs``."""
-    shared = {"row_stride": "i64:16", "vocabulary": "i32:16", "part_length": "i32:16", "parts": "i32"}
-    cases = []
-    for dtype, has_lines in (("fp32", False), ("bf16", False), ("bf16", True)):
-        logits = {**shared, "logits": f"*{dtype}:16", "lines": "*i64:16" if has_lines else None, "largest": "*fp32:16"}
-        largest = {"tokens": "*i64:16", "num_lines": "i32"}
-        heat = {"temperature": None if has_lines else "*fp32:16"}
-        weigh = {**heat, "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}
-        for name, launch, signature in (
-            ("largest", _largest(has_lines, target), largest),
-            ("weigh", _weigh(has_lines, not has_lines, target), weigh),
-        ):
-            case = f"{name} {dtype}{' lines' * has_lines}"
-            cases.append(AotCase(name=case, launch=launch, signature={**logits, **signature}))
-    return cases

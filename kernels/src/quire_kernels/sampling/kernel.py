@@ -37,9 +37,7 @@ from quire_kernels.sampling.device_kernels import (
     list_candidates,
     number_of_parts,
     survey,
-    survey_cases,
 )
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
@@ -258,35 +256,3 @@ def _draw_launch(target: Target) -> Launch:
         MOST_CANDIDATES=MOST_CANDIDATES,
         **config_for("sampling.draw", target).options,
     )
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    """Return the cases for a vocabulary that is a multiple of 16, as most are."""
-    cases = survey_cases(target)
-    cases.append(
-        AotCase(
-            name="first",
-            launch=_first(target),
-            signature={"largest": "*fp32:16", "tokens": "*i64:16", "drawn": "*i64:16", "parts": "i32"},
-        )
-    )
-    signature = {
-        "row_stride": "i64:16",
-        "vocabulary": "i32:16",
-        "part_length": "i32:16",
-        "parts": "i32",
-        **dict.fromkeys(("temperatures", "top_ps", "min_ps", "typical_ps"), "*fp32:16"),
-        **dict.fromkeys(("top_ks", "seeds", "positions"), "*i64:16"),
-        **dict.fromkeys(("part_largest", "masses"), "*fp32:16"),
-        **dict.fromkeys(("part_tokens", "part_units", "drawn"), "*i64:16"),
-        **dict.fromkeys(("counts", "list_tokens"), "*i32:16"),
-    }
-    for dtype in ("fp32", "bf16"):
-        cases.append(
-            AotCase(
-                name=f"draw{' bf16' * (dtype == 'bf16')}",
-                launch=_draw_launch(target),
-                signature={**signature, **dict.fromkeys(("logits", "list_logits"), f"*{dtype}:16")},
-            )
-        )
-    return cases

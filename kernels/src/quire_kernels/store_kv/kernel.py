@@ -15,12 +15,10 @@ from quire_kernels.fp8_linear.device_functions import to_float8
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.rotary.kernel import load_angles
 from quire_kernels.store_kv import HeadNorm
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -237,27 +235,3 @@ def _launch(
         **options,
     )
     return launch, cdiv(q_heads, launch.constants["Q_HEADS"]) + cdiv(kv_heads, launch.constants["KV_HEADS"])
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, dim: int, *, rotated: int | None = None, norm: bool = False, fp8: bool = False) -> AotCase:
-        rotated = dim if rotated is None else rotated
-        launch, _ = _launch((32, 8, dim, rotated), (16, norm, norm, fp8), target)
-        heads = dict.fromkeys(("q", "k", "v", "q_weight", "k_weight"), f"*{dtype}:16")
-        caches = dict.fromkeys(("keys", "values"), "*fp8e4nv:16" if fp8 else f"*{dtype}:16")
-        scales = dict.fromkeys(("cos_sin", "key_scale", "value_scale"), "*fp32:16")
-        indices = dict.fromkeys(("positions", "slots"), "*i64:16")
-        strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32:16")
-        rest = {"q_eps": "fp32", "k_eps": "fp32", "num_positions": "i32", "num_blocks": "i32"}
-        return AotCase(
-            name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}{' norm' * norm}{' fp8' * fp8}",
-            launch=launch,
-            signature={**heads, **caches, **scales, **indices, **strides, **rest},
-        )
-
-    cases = [case("bf16", dim) for dim in (64, 80, 128)]
-    cases += [case("bf16", 128, norm=True), case("bf16", 256, norm=True), case("bf16", 96, rotated=32)]
-    cases += [case("fp16", 128)]
-    if target.converts_fp8:
-        cases += [case("bf16", 128, norm=True, fp8=True)]
-    return cases

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from quire_kernels.checks import refuse
 from quire_kernels.kv_cache import KVCache
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
@@ -110,13 +109,3 @@ def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
 
 def _key(source: KVCache, target: KVCache) -> str:
     return "device" if source.keys.device == target.keys.device else "host"
-
-
-def aot_cases(target: Target) -> list[AotCase]:
-    tables = dict.fromkeys(("addresses", "source_blocks", "target_blocks"), "*i64:16")
-    sizes = {"copies": "i32", "buffers": "i32", "block_words": "i32:16"}
-    bounds = dict.fromkeys(("fewest_source_blocks", "fewest_target_blocks"), "i32")
-    return [
-        AotCase(name=name, launch=_launch(key, target)[0], signature={**tables, **sizes, **bounds})
-        for key, name in (("host", "from or to the host"), ("device", "within the device"))
-    ]

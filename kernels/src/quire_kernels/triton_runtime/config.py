@@ -4,12 +4,11 @@
 measured on one device, and takes precedence. ``QUIRE_KERNEL_CONFIGS`` names a folder with further device files, which
 take precedence over the package's. An op's file:
 
-    {"decode": {"space":   {"BLOCK_N": [16, 32, 64], "num_warps": [2, 4], "num_stages": [1, 2, 3]},
-                "configs": {"default":      {"any":   {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
-                                             "sm_90": {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}},
-                            "head_dim=256": {"any":   {"BLOCK_N": 16, "num_warps": 4, "num_stages": 2}}}}}
+    {"decode": {"default":      {"any":   {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
+                                 "sm_90": {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}},
+                "head_dim=256": {"any":   {"BLOCK_N": 16, "num_warps": 4, "num_stages": 2}}}}
 
-``space`` names the kernel's parameters and the values worth trying; every configuration has exactly these parameters.
+Every configuration of a kernel has the parameters of its first one, the default for any GPU.
 A device's file contains ``{"device": …, "capability": …, "kernels": {"<op>.<kernel>": {key: configuration}}}``.
 """
 
@@ -17,7 +16,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -53,12 +52,8 @@ class LaunchConfig:
         return {**self.blocks, "num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTable:
-    """The configurations of a kernel. ``by_key``: key -> family -> configuration."""
-
-    space: Mapping[str, tuple[int, ...]]
-    by_key: Mapping[str, Mapping[str, LaunchConfig]]
+Table = Mapping[str, Mapping[str, LaunchConfig]]
+"""The configurations of a kernel: key -> family -> configuration."""
 
 
 def family(target: Target) -> str:
@@ -112,56 +107,44 @@ def _look_up(kernel: str, target: Target, key: str) -> LaunchConfig:
     tables = op_tables(op)
     if name not in tables:
         raise ConfigError(f"{FOLDER / f'{op}.json'}: has no kernel {name!r}; it has {', '.join(sorted(tables))}")
-    table = tables[name]
-    of_device = _device_configs(target.device_name).get(kernel, {})
-    shared = table.by_key
-    for config in (of_device.get(key), _of_family(shared.get(key), target), of_device.get(DEFAULT)):
+    shared, of_device = tables[name], _device_configs(target.device_name).get(kernel, {})
+    default = _of_family(shared[DEFAULT], target)
+    for config in (of_device.get(key), _of_family(shared.get(key, {}), target), of_device.get(DEFAULT), default):
         if config is not None:
             return config
-    default = _of_family(shared[DEFAULT], target)
-    assert default is not None, "validated on reading"
-    return default
+    raise AssertionError("a table without a default is refused on reading")
 
 
-def _of_family(configs: Mapping[str, LaunchConfig] | None, target: Target) -> LaunchConfig | None:
-    return None if configs is None else configs.get(family(target), configs.get(ANY))
+def _of_family(configs: Mapping[str, LaunchConfig], target: Target) -> LaunchConfig | None:
+    return configs.get(family(target), configs.get(ANY))
 
 
 @functools.cache
-def op_tables(op: str) -> Mapping[str, KernelTable]:
+def op_tables(op: str) -> Mapping[str, Table]:
     """Return an op's defaults, by kernel."""
     return read_op_tables(FOLDER / f"{op}.json")
 
 
-def read_op_tables(path: Path) -> Mapping[str, KernelTable]:
+def read_op_tables(path: Path) -> Mapping[str, Table]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; every op with a Triton kernel has one")
-    tables = {name: _kernel_table(f"{path}: {name}", table) for name, table in _mapping(str(path), _read(path)).items()}
-    return MappingProxyType(tables)
+    return {name: _kernel_table(f"{path}: {name}", table) for name, table in _mapping(str(path), _read(path)).items()}
 
 
-def _kernel_table(where: str, table: Any) -> KernelTable:
-    parts = _fields(where, table, ("space", "configs"))
-    space = {
-        name: _choices(f"{where}: space: {name}", name, values)
-        for name, values in _mapping(f"{where}: space", parts["space"]).items()
-    }
-    for needed in ("num_warps", "num_stages"):
-        if needed not in space:
-            raise ConfigError(f"{where}: space: lacks {needed}")
-    by_key = {}
-    for key, families in _mapping(f"{where}: configs", parts["configs"]).items():
-        for name in _mapping(f"{where}: configs: {key}", families):
+def _kernel_table(where: str, table: Any) -> Table:
+    by_key = {key: _mapping(f"{where}: {key}", families) for key, families in _mapping(where, table).items()}
+    default = by_key.get(DEFAULT, {}).get(ANY)
+    if default is None:
+        raise ConfigError(f"{where}: lacks {DEFAULT!r} for {ANY!r}, which every other GPU and key falls back on")
+    names = _mapping(f"{where}: {DEFAULT}: {ANY}", default)
+    for key, families in by_key.items():
+        for name in families:
             if name not in FAMILIES:
-                raise ConfigError(f"{where}: configs: {key}: {name!r} is no family; there are {', '.join(FAMILIES)}")
-        by_key[key] = MappingProxyType(
-            {name: _config(f"{where}: configs: {key}: {name}", config, space) for name, config in families.items()}
-        )
-    if ANY not in by_key.get(DEFAULT, {}):
-        raise ConfigError(
-            f"{where}: configs: lacks {DEFAULT!r} for {ANY!r}, which every other GPU and key falls back on"
-        )
-    return KernelTable(space=MappingProxyType(space), by_key=MappingProxyType(by_key))
+                raise ConfigError(f"{where}: {key}: {name!r} is no family; there are {', '.join(FAMILIES)}")
+    return {
+        key: {name: _config(f"{where}: {key}: {name}", config, names) for name, config in families.items()}
+        for key, families in by_key.items()
+    }
 
 
 def device_file_name(device_name: str) -> str:
@@ -171,34 +154,27 @@ def device_file_name(device_name: str) -> str:
 
 @functools.cache
 def _device_configs(device_name: str | None) -> Mapping[str, Mapping[str, LaunchConfig]]:
+    """Return the configurations tuned on one device: kernel -> key -> configuration."""
     if device_name is None:
         return {}
     folders = [FOLDER / "devices"]
     if own := os.environ.get("QUIRE_KERNEL_CONFIGS"):
         folders.insert(0, Path(own))
-    for folder in folders:
-        path = folder / device_file_name(device_name)
-        if path.is_file():
-            return read_device_configs(path)
-    return {}
-
-
-def read_device_configs(path: Path) -> Mapping[str, Mapping[str, LaunchConfig]]:
-    """Return the configurations tuned on one device: kernel -> key -> configuration."""
-    content = _mapping(str(path), _read(path))
+    path = next((path for folder in folders if (path := folder / device_file_name(device_name)).is_file()), None)
+    if path is None:
+        return {}
     configs: dict[str, Mapping[str, LaunchConfig]] = {}
-    for kernel, by_key in _mapping(f"{path}: kernels", content.get("kernels")).items():
+    for kernel, by_key in _mapping(f"{path}: kernels", _mapping(str(path), _read(path)).get("kernels")).items():
         op, _, name = kernel.partition(".")
         tables = op_tables(op)
         if name not in tables:
             raise ConfigError(f"{path}: kernels: {kernel}: no such kernel; {op} has {', '.join(sorted(tables))}")
-        configs[kernel] = MappingProxyType(
-            {
-                key: _config(f"{path}: kernels: {kernel}: {key}", config, tables[name].space)
-                for key, config in _mapping(f"{path}: kernels: {kernel}", by_key).items()
-            }
-        )
-    return MappingProxyType(configs)
+        names = tables[name][DEFAULT][ANY].options
+        configs[kernel] = {
+            key: _config(f"{path}: kernels: {kernel}: {key}", config, names)
+            for key, config in _mapping(f"{path}: kernels: {kernel}", by_key).items()
+        }
+    return configs
 
 
 def launch_config(parameters: Mapping[str, int]) -> LaunchConfig:
@@ -209,34 +185,23 @@ def launch_config(parameters: Mapping[str, int]) -> LaunchConfig:
     )
 
 
-def _config(where: str, config: Any, space: Mapping[str, tuple[int, ...]]) -> LaunchConfig:
-    parameters = _fields(where, config, tuple(space))
-    return launch_config({name: _value(f"{where}: {name}", name, value) for name, value in parameters.items()})
-
-
-def _choices(where: str, name: str, values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or not values:
-        raise ConfigError(f"{where}: is {values!r}; a list of values to try is needed")
-    return tuple(_value(where, name, value) for value in values)
-
-
-def _value(where: str, name: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{where}: is {value!r}; a whole number of at least 1 is needed")
-    if name == "num_warps" and value not in (1, 2, 4, 8, 16, 32):
-        raise ConfigError(f"{where}: is {value}; a power of two up to 32 is needed")
-    if name == "num_stages" and value > 8:
-        raise ConfigError(f"{where}: is {value}; at most 8 is needed")
-    return value
-
-
-def _fields(where: str, value: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    fields = _mapping(where, value)
-    if missing := [name for name in names if name not in fields]:
+def _config(where: str, config: Any, names: Collection[str]) -> LaunchConfig:
+    """Return the configuration with exactly the parameters ``names``."""
+    parameters = _mapping(where, config)
+    if missing := [
+        name for name in {**dict.fromkeys(names), "num_warps": 0, "num_stages": 0} if name not in parameters
+    ]:
         raise ConfigError(f"{where}: lacks {', '.join(missing)}")
-    if unknown := [name for name in fields if name not in names]:
+    if unknown := [name for name in parameters if name not in names]:
         raise ConfigError(f"{where}: has {', '.join(unknown)}, which it should not; its fields are {', '.join(names)}")
-    return fields
+    for name, value in parameters.items():
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{where}: {name}: is {value!r}; a whole number of at least 1 is needed")
+        if name == "num_warps" and value not in (1, 2, 4, 8, 16, 32):
+            raise ConfigError(f"{where}: {name}: is {value}; a power of two up to 32 is needed")
+        if name == "num_stages" and value > 8:
+            raise ConfigError(f"{where}: {name}: is {value}; at most 8 is needed")
+    return launch_config(parameters)
 
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ A kernel with asserts is declared with ``@kernel`` instead of ``@triton.jit``, a
         tl.device_assert((slot >= 0) & (slot < num_slots), "gather: slots leave the cache")
 """
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,9 +24,19 @@ from quire_kernels.dispatch import INTERPRETED
 CHECKED = INTERPRETED or os.environ.get("QUIRE_KERNELS_CHECK") == "1"
 
 if INTERPRETED:
-    from quire_kernels.triton_runtime import interpreter
+    from triton.runtime import interpreter
 
-    interpreter.prepare()
+    # The interpreter ignores asserts, whatever a kernel's `debug` is, unless its only builder enables them.
+    interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)
+    if triton.__version__.startswith("3.6."):
+        _patch = interpreter._patch_lang_tensor
+
+        def _let_ranges_end_in_tensors(tensor: Any, scope: Any) -> None:
+            """Convert a tensor of one element as Triton 3.7 does; NumPy 2.4 rejects the way of 3.6."""
+            _patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+        interpreter._patch_lang_tensor = _let_ranges_end_in_tensors
 
 
 def kernel(function: Callable[..., None] | None = None, *, varying: Sequence[str] = ()) -> Any:

@@ -1,31 +1,43 @@
 """Compilation of kernels for GPUs that are not present, and the resources of the code.
 
-It needs Triton, but no driver. It must run in a process without TRITON_INTERPRET, which Triton reads when a kernel is
-defined. For NVIDIA's GPUs registers, stack and local bytes come from Triton's ``cuobjdump``; for AMD's, vector
+It needs Triton, but no driver, and a process without TRITON_INTERPRET, which Triton reads when a kernel is defined.
+For NVIDIA's GPUs registers, stack and local bytes come from Triton's ``cuobjdump``; for AMD's, vector
 registers and private memory come from the assembly. Shared memory (AMD: LDS) comes from the compiler.
 """
 
-import importlib
 import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quire_kernels.dispatch import INTERPRETED
+from benchmarks.kernels.aot_cases import AotCase
 from quire_kernels.errors import KernelError
-from quire_kernels.triton_runtime.aot_case import AotCase
-from quire_kernels.triton_runtime.occupancy import resident_programs
 from quire_kernels.triton_runtime.target import Target
 
-_PACKAGE = Path(__file__).parent.parent
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 """The constants of a launch that are the compiler's and not the kernel's."""
+
+
+# The limits of a multiprocessor. Sources: CUDA programming guide, technical specifications by compute capability; AMD's
+# instruction set documents of CDNA 3, CDNA 4 and RDNA 3.
+_REGISTERS = 1 << 16
+_REGISTER_UNIT = 256
+"""The unit in which a warp of NVIDIA's GPUs gets registers."""
+_RESERVED_SHARED = 1 << 10
+"""The bytes of shared memory that CUDA reserves in each block."""
+_SHARED = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 103: 228 << 10}
+"""Bytes of a multiprocessor by compute capability, where it has more than the 100 KiB of the others."""
+_AMD_SHARED = {"gfx942": 64 << 10, "gfx950": 160 << 10, "gfx1100": 128 << 10}
+_AMD_REGISTERS = {"gfx942": 512, "gfx950": 512, "gfx1100": 1536}
+"""Vector registers of a SIMD unit, by lane. A compute unit (gfx1100: a workgroup processor) has four."""
+_AMD_MOST_WAVES = {"gfx942": 8, "gfx950": 8, "gfx1100": 16}
+_AMD_REGISTER_UNIT = {"gfx942": 8, "gfx950": 8, "gfx1100": 24}
+_SIMD_UNITS = 4
 
 
 class AotError(KernelError):
@@ -43,23 +55,14 @@ class Usage:
 
     def resident_programs(self, target: Target, num_warps: int) -> int:
         """Return how many programs fit on one multiprocessor at once."""
-        return resident_programs(target, registers=self.registers, shared_bytes=self.shared_bytes, num_warps=num_warps)
-
-
-def ops_with_kernels() -> list[str]:
-    return sorted(path.parent.name for path in _PACKAGE.glob("*/kernel.py"))
-
-
-def cases_of(op: str, target: Target) -> list[AotCase]:
-    """Return an op's cases. Raise AotError if it has none, or if two have the same name."""
-    module = importlib.import_module(f"quire_kernels.{op}.kernel")
-    if not hasattr(module, "aot_cases"):
-        raise AotError(f"{op}: its kernel.py lacks aot_cases(target); see triton_runtime/aot_case.py")
-    cases: list[AotCase] = module.aot_cases(target)
-    names = [case.name for case in cases]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise AotError(f"{op}: aot_cases gives {', '.join(sorted(twice))} more than once")
-    return cases
+        registers = max(self.registers, 1)
+        if target.amd:
+            unit = _AMD_REGISTER_UNIT[target.amd]
+            waves = min(_AMD_MOST_WAVES[target.amd], _AMD_REGISTERS[target.amd] // (-(-registers // unit) * unit))
+            return min(_SIMD_UNITS * waves // num_warps, _AMD_SHARED[target.amd] // max(self.shared_bytes, 1))
+        of_warp = -(-registers * target.warp_size // _REGISTER_UNIT) * _REGISTER_UNIT
+        shared = _SHARED.get(target.capability, 100 << 10)
+        return min(_REGISTERS // (of_warp * num_warps), shared // (self.shared_bytes + _RESERVED_SHARED))
 
 
 def compile_case(op: str, case: AotCase, target: Target) -> Usage:
@@ -69,18 +72,10 @@ def compile_case(op: str, case: AotCase, target: Target) -> Usage:
     return _amd_usage(where, compiled) if target.amd else _nvidia_usage(where, compiled)
 
 
-def disassemble(op: str, case: AotCase, target: Target) -> str:
-    """Compile a case for an NVIDIA GPU and return its machine code as text. Raise AotError as ``compile_case`` does."""
-    return _cuobjdump(_compiled(f"{op}: {case.name}: {target.name}", case, target), "-sass").stdout
-
-
 def _compiled(where: str, case: AotCase, target: Target) -> Any:
-    if INTERPRETED:
-        raise AotError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it to compile them")
-    source = _source(where, case)
     options = {name: value for name, value in case.launch.constants.items() if name in _OPTIONS}
     try:
-        return triton.compile(source, target=_gpu_target(target), options=options)
+        return triton.compile(_source(case), target=_gpu_target(target), options=options)
     # The compiler raises many types, from its own errors to RuntimeError of a failed pass.
     except Exception as error:
         raise AotError(f"{where}: does not compile: {_gist(error)}") from error
@@ -101,24 +96,17 @@ def _gist(error: Exception) -> str:
     return f"{type(error).__name__}: {(said_by_assembler or lines)[-1]}"
 
 
-def _source(where: str, case: AotCase) -> ASTSource:
+def _source(case: AotCase) -> ASTSource:
     constexprs = {name: value for name, value in case.launch.constants.items() if name not in _OPTIONS}
     constexprs |= {name: None for name, kind in case.signature.items() if kind is None}
-    names = case.launch.kernel.arg_names
-    if unknown := [name for name in (*case.signature, *constexprs) if name not in names]:
-        raise AotError(f"{where}: gives {', '.join(unknown)}; the kernel's arguments are {', '.join(names)}")
-    if missing := [name for name in names if name not in case.signature and name not in constexprs]:
-        raise AotError(f"{where}: lacks {', '.join(missing)}")
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
-    for index, name in enumerate(names):
+    for index, name in enumerate(case.launch.kernel.arg_names):
         kind, _, hint = (case.signature.get(name) or "constexpr").partition(":")
         if hint == "1":
             constexprs[name], kind = 1, "constexpr"
         elif hint == "16":
             attributes[(index,)] = [["tt.divisibility", 16]]
-        elif hint:
-            raise AotError(f"{where}: {name}: {hint!r} is no hint; :16 and :1 are")
         signature[name] = kind
     return ASTSource(fn=case.launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
 
@@ -139,16 +127,12 @@ def _amd_usage(where: str, compiled: Any) -> Usage:
     )
 
 
-def _cuobjdump(compiled: Any, option: str) -> "subprocess.CompletedProcess[str]":
+def _nvidia_usage(where: str, compiled: Any) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, option, cubin.name]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def _nvidia_usage(where: str, compiled: Any) -> Usage:
-    result = _cuobjdump(compiled, "--dump-resource-usage")
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     resources = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout))
     if result.returncode or len(resources) < 3:
         raise AotError(f"{where}: cuobjdump says nothing of its resources: {result.stderr.strip() or result.stdout}")
