@@ -32,7 +32,7 @@ EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 # Folders of `make test-fast`: pure logic that imports no torch and starts no server.
 FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_parts.py tests/gateway/test_routing.py \
-  $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
+  $(addprefix tests/operator/,admission api autoscaling capacity deployment kube/lease) \
   tests/cli/inspection
 # The parts of `make test`, two of which run at the same time, and the markers of the tests that it leaves out.
 LOCAL := not cluster and not slow

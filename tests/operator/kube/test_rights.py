@@ -28,7 +28,7 @@ UNUSED = {
         "llmdeployments/finalizers",
         "update",
     ): "asked for only where OwnerReferencesPermissionEnforcement is on",
-    ("", "secrets", "create"): "the secret of groups of pods, as in test_groups.py",
+    ("", "secrets", "create"): "the secret of groups of pods, as in test_group_passes.py",
     ("coordination.k8s.io", "leases", "list"): "kopf lists before it watches; counted with the watch of all kinds",
 }
 """Permissions that this life does not use, and their purpose."""

@@ -11,7 +11,7 @@ from quire_operator.autoscaling.history import ScalingRecord
 from quire_operator.canary.analysis import Track, Tracks
 from quire_operator.kube.objects import ContainerState, Ref
 
-from .conftest import DEPLOYMENT, KEY, World
+from ..conftest import DEPLOYMENT, KEY, World
 
 CANARY, SERVICE = Ref("Deployment", "chat-canary"), Ref("Service", "chat-canary")
 STEPS = [{"weightPercent": 20, "duration": "1m"}, {"weightPercent": 50, "duration": "1m"}]

@@ -16,7 +16,7 @@ from quire_operator.deployment import engine_contract
 from quire_operator.deployment.desired import child_refs
 from quire_operator.deployment.manifests import Manifests, selector
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 Children = Callable[..., Manifests]
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
 
