@@ -63,15 +63,6 @@ async def test_restart_applies_each_child_once_and_no_status(world: Any) -> None
     assert await world.settle() == [write.replace("create", "update") for write in CHILDREN]
 
 
-async def test_child_unknown_to_watches_is_read_before_it_is_created(world: Any) -> None:
-    world.apply()
-    await world.settle()
-    world.restart()
-    world.store.drop_child(KEY, SERVICE, world.cluster.children[SERVICE].uid)
-    await world.reconciler.reconcile(KEY)
-    assert "update Service chat" in world.cluster.asked and world.cluster.asked.count("create Service chat") == 1
-
-
 async def test_deleted_deployment_is_left_to_garbage_collection(world: Any) -> None:
     assert await world.settle() == []
     world.apply()
@@ -129,24 +120,6 @@ async def test_foreign_object_is_kept_and_checked_again(world: Any, owner: Owner
     assert await world.reconciler.reconcile(KEY) == again
     assert world.condition("Ready") == "False NameConflict"
     assert "update Service chat" not in world.cluster.asked and "update Deployment chat" not in world.cluster.asked
-
-
-async def test_removal_of_an_unlabelled_conflict_is_noticed(world: Any) -> None:
-    world.apply()
-    foreign = replace((await _child(world)), owner=None)
-    world.cluster.children = {SERVICE: foreign}
-    world.restart()
-    world.store.drop_child(KEY, SERVICE, foreign.uid)  # no watch shows it
-    await world.reconciler.reconcile(KEY)
-    assert world.condition("Ready") == "False NameConflict"
-    del world.cluster.children[SERVICE]  # and none reports its removal
-    await world.reconciler.reconcile(KEY)
-    assert SERVICE in world.cluster.children
-
-
-async def _child(world: Any) -> Any:
-    await world.settle()
-    return world.cluster.children[SERVICE]
 
 
 async def test_refused_objects_are_reported_and_retried_when_changed(world: Any) -> None:

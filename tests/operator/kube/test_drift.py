@@ -72,19 +72,6 @@ def test_edits_of_owned_fields_are_reverted(drift: Namespace) -> None:
     until(lambda: not broken(), why=broken)
 
 
-def test_deleted_children_are_created_again(drift: Namespace) -> None:
-    kinds = ("deployments", "services", "poddisruptionbudgets", "serviceaccounts")
-    before = {kind: (drift.get(kind, "drift") or {})["metadata"]["uid"] for kind in kinds}
-    for kind in kinds:
-        drift.delete(kind, "drift")
-
-    def anew() -> bool:
-        now = {kind: (drift.get(kind, "drift") or {}).get("metadata", {}).get("uid") for kind in kinds}
-        return all(now[kind] and now[kind] != before[kind] for kind in kinds)
-
-    until(anew)
-
-
 def test_additions_that_break_a_replica_are_removed(drift: Namespace) -> None:
     drift.patch("deployments", "drift", in_pod(hostPID=True, containers=[{"name": "miner", "image": "x"}]))
     drift.patch("deployments", "drift", in_engine(ports=[{"containerPort": 9999}], securityContext={"runAsUser": 7}))

@@ -118,37 +118,3 @@ def test_a_decision_is_explained_and_its_figures_shown(
     assert load["figures"]["generationTokensPerSecond"] == 0.0
     assert "no first token" not in json.dumps(load["figures"]["missing"]), "it exports none"
     assert {replica["silence"] for replica in load["replicas"]} == {None, "it is pending"}
-
-
-def test_missing_rights_are_named_in_a_reduced_view(
-    shared_space: Namespace, operator: OperatorProcess, quire: Quire
-) -> None:
-    shared_space.apply("seen", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2})
-    shared_space.wait_settled("seen")
-    shared_space.create("serviceaccounts", {"metadata": {"name": "looker"}})
-    kubeconfig = shared_space.server.service_account_kubeconfig(shared_space.name, "looker")
-    where = ("-n", shared_space.name, "--kubeconfig", kubeconfig)
-
-    code, _, err = quire("explain", "seen", *where)
-    assert code == 1
-    assert f"you are not allowed to get llmdeployments.quire.dev in namespace {shared_space.name}" in err
-    assert "kubectl auth can-i get llmdeployments.quire.dev" in err
-
-    kubectl = shared_space.server.kubectl
-    kubectl(
-        "create", "role", "looks", "-n", shared_space.name, "--verb=get,list", "--resource=llmdeployments.quire.dev"
-    )
-    kubectl(
-        "create",
-        "rolebinding",
-        "looks",
-        "-n",
-        shared_space.name,
-        "--role=looks",
-        f"--serviceaccount={shared_space.name}:looker",
-    )
-    told = until(lambda: (answer := quire("explain", "seen", *where))[0] == 0 and answer[1])
-    assert "you are not allowed to list pods in all namespaces" in " ".join(told.split())
-
-    code, _, err = quire("top", *where)
-    assert code == 1 and f"you are not allowed to list pods in namespace {shared_space.name}" in err

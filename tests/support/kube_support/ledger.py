@@ -76,7 +76,7 @@ class Flock:
         services = set(self.space.names("services"))
         return set(self.names) <= services and all(deployments.get(name) == self._replicas for name in self.names)
 
-    def measure(self, what: str, *, since: float, makes_all: bool = False) -> Row:
+    def measure(self, what: str, *, since: float) -> Row:
         """Wait until everything is as specified. The Services were deleted and are created once; or all children."""
         until(self.is_as_asked, why=lambda: what)
         seconds = time.monotonic() - since
@@ -85,7 +85,7 @@ class Flock:
         )
         ours = [request for request in written if request.namespace == self.space.name]
         made = Counter(request.uri.partition("?")[0] for request in ours if request.status == 201)
-        duplicates = sum(count > (makes_all or "/services/" in uri) for uri, count in made.items())
+        duplicates = sum(count > ("/services/" in uri) for uri, count in made.items())
         kinds = Counter(f"{request.verb} {request.resource} {request.status}" for request in ours)
         return Row(
             what=what,

@@ -1,13 +1,16 @@
 """Children that depend on cluster features: access to replicas, and the Prometheus operator's objects."""
 
+import re
 from typing import Any
 
 import pytest
 from rendering import child, rendered
 from specs import valid_spec
 
+from quire_operator.api.names import LABEL_DEPLOYMENT
 from quire_operator.deployment.desired import OPTIONAL_KINDS, child_refs
 from quire_operator.deployment.manifests import ClusterFeatures, Manifests, Monitoring
+from quire_operator.deployment.network import SERIES_LABEL
 
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
 COMPONENTS = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["engine", "engine-canary"]}
@@ -71,6 +74,7 @@ def test_replicas_are_scraped_at_their_port_with_their_labels() -> None:
         "podTargetLabels": ["quire.dev/llmdeployment"],
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "20s"}],
     }
+    assert re.sub(r"\W", "_", LABEL_DEPLOYMENT) == SERIES_LABEL, "as Prometheus names the label in series"
     labels = body["metadata"]["labels"]
     assert labels["release"] == "prom" and labels["quire.dev/llmdeployment"] == "chat", "ours stand above theirs"
 
