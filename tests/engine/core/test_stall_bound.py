@@ -99,25 +99,6 @@ def test_steps_stay_within_the_bound_on_every_machine(costs: dict[str, float], s
         assert sorted(steps)[len(steps) // 2] > 0.25 * 0.75
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param({"per_pair": 10.0}, id="looking back guessed too dear"),
-        pytest.param({"per_pair": 0.1}, id="looking back guessed too cheap"),
-        pytest.param({"per_token": 3.0, "per_pair": 0.2}, id="tokens guessed too dear"),
-        pytest.param({"fixed": 4.0, "per_token": 0.5}, id="decoding guessed too dear"),
-    ],
-)
-def test_chunks_at_both_ends_of_a_prompt_take_equally_long(wrong: dict[str, float]) -> None:
-    """Costs that are not separated make first chunks too long and last ones too short, or the reverse."""
-    costs = MACHINES["long contexts"]
-    machine, bound = Machine(**costs), bound_of(**{name: costs[name] * wrong.get(name, 1.0) for name in costs})
-    for _ in range(3):
-        machine.prefill(bound, 4000)
-    steps = machine.prefill(bound, 4000)[:-1]
-    assert max(steps) < 1.08 * min(steps)
-
-
 def test_long_decoding_does_not_change_prefill_costs() -> None:
     machine, bound = Machine(**MACHINES["slow"], noise=0.05), bound_of(**MACHINES["slow"])
     machine.prefill(bound, 4000)
@@ -128,11 +109,9 @@ def test_long_decoding_does_not_change_prefill_costs() -> None:
     assert max(machine.prefill(bound, 4000)) < 0.25 * 1.3
 
 
-def test_a_noisy_machine_gets_shorter_chunks() -> None:
-    quiet, noisy = bound_of(**MACHINES["slow"]), bound_of(**MACHINES["slow"])
-    Machine(**MACHINES["slow"], noise=0.01).prefill(quiet, 8000)
-    steps = Machine(**MACHINES["slow"], noise=0.25).prefill(noisy, 8000)
-    assert noisy.allowed_tokens(PromptWork(), 0) < 0.9 * quiet.allowed_tokens(PromptWork(), 0)
+def test_steps_of_a_noisy_machine_mostly_stay_within_the_bound() -> None:
+    machine, bound = Machine(**MACHINES["slow"], noise=0.25), bound_of(**MACHINES["slow"])
+    steps = machine.prefill(bound, 8000)
     assert sorted(steps)[len(steps) * 95 // 100] < 0.25 * 1.3
 
 
