@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from quire_engine.config import SpeculationOptions
-from quire_engine.core.adapter_requests import AdapterRequests
+from quire_engine.core.adapter_slots import AdapterRequests
 from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
 from quire_engine.core.options import SchedulerOptions
 from quire_engine.core.ports import AdapterEvent, AdapterStore, ForwardPass, LoadedModel, PendingOutput, Runner

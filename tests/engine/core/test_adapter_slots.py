@@ -11,7 +11,7 @@ import pytest
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.core.adapter_slots import OVERTAKEN_AT_MOST, AdapterQueue, AdapterSlots
 from quire_engine.core.batch import AdapterLoad
-from quire_engine.core.fair_share import FairShare
+from quire_engine.core.policy import FairShare
 from quire_engine.core.ports import AdapterEvent
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request, Sequence

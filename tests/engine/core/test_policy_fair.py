@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_engine.core.fair_share import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairShare
 from quire_engine.core.options import PolicyName
+from quire_engine.core.policy import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairShare
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request, Sequence
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_engine.core.refusal import refuse
 from quire_engine.core.sampling_params import Pooling, SamplingParams
+from quire_engine.core.scheduler import refuse
 
 World = Callable[..., Any]
 PROMPT = list(range(1, 24))

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_engine.core.policy import WaitingQueue
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request, Sequence
-from quire_engine.core.waiting import WaitingQueue
 
 
 def sequence(key: int, *, priority: int = 0, length: int = 1) -> Sequence:

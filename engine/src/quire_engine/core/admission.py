@@ -6,11 +6,50 @@ It needs a row, blocks for all tokens that it has to compute, and a share of the
 
 from dataclasses import dataclass
 
+from quire_engine.core.adapter_slots import AdapterSlots
 from quire_engine.core.kv_manager import KVManager, Placement
 from quire_engine.core.plan import Plan
 from quire_engine.core.policy import Policy
-from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Sequence
+from quire_engine.core.stall_bound import StallBound
+
+
+class Rows:
+    """The free rows, those returned since the previous step, and the slots for adapters."""
+
+    def __init__(self, count: int, slots: AdapterSlots) -> None:
+        self._count = count
+        self._slots = slots
+        self._free = list(range(count - 1, -1, -1))
+        self._released: list[int] = []
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def assign(self, sequence: Sequence) -> None:
+        """Give a row to a sequence, and a slot to its adapter; both must be free."""
+        sequence.row = self._free.pop()
+        sequence.adapter_slot = self._slots.acquire(sequence.request.adapter)
+
+    def take_back(self, sequence: Sequence) -> None:
+        """Take the row of a sequence that no longer runs, and leave its slot.
+
+        It may be assigned again in the same step, because the runner releases before it admits.
+        """
+        assert sequence.row is not None
+        self._released.append(sequence.row)
+        self._free.append(sequence.row)
+        sequence.row = None
+        self._slots.release(sequence.request.adapter)
+
+    def take_released(self) -> list[int]:
+        """Return and clear the released rows, for the next batch."""
+        released, self._released = self._released, []
+        return released
+
+    def check_integrity(self, held: list[int]) -> None:
+        assert sorted([*held, *self._free]) == list(range(self._count)), "rows are lost or held twice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +133,49 @@ class AdmissionControl:
 
 def _prefills(sequence: Sequence) -> bool:
     return sequence.row is not None and sequence.num_computed < sequence.num_prefill
+
+
+class PromptDeferral:
+    """The chunks of running prompts. Without a ``stall_bound`` none is deferred."""
+
+    def __init__(self, *, stall_bound: StallBound | None, kv: KVManager, admission: AdmissionControl) -> None:
+        self._stall_bound = stall_bound
+        self._kv = kv
+        self._admission = admission
+
+    def bound_step(self, plan: Plan, running: list[Sequence]) -> None:
+        """Set the bound on the time of a step of the running sequences."""
+        bound = self._stall_bound
+        if bound is None:
+            return
+        decoding = any(sequence.decodes for sequence in running)
+        seconds = bound.max_seconds if decoding else bound.alone_seconds
+        if seconds is not None:
+            plan.bound, plan.bound_seconds = bound, seconds
+
+    def chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        """Return how many tokens of a running prompt to compute now; 0 defers it, or omits it from this step."""
+        count = plan.chunk(sequence, min(budget, self._kv.max_chunk))
+        if plan.bound is None:
+            return count
+        fits = count == sequence.num_tokens - sequence.num_computed
+        if plan.deferred or (not fits and self._short_waits(plan, budget)):
+            plan.deferred.append(sequence)
+            return 0
+        return count
+
+    def _short_waits(self, plan: Plan, budget: int) -> bool:
+        """Return whether prompts that do not fit completely into this step let a short waiting one go first."""
+        if plan.short_waits is None:
+            plan.budget = budget
+            plan.short_waits = self._admission.short_waits(plan)
+        return plan.short_waits
+
+    def serve_deferred(self, plan: Plan) -> None:
+        """Give the deferred prompts the rest of the step. This preempts no other sequence of the plan."""
+        for sequence in plan.deferred:
+            if sequence.row is None:
+                continue  # preempted by one that was served
+            count = plan.chunk(sequence, min(plan.budget, self._kv.max_chunk))
+            if count >= 1 and self._kv.extend(sequence, sequence.num_computed + count):
+                plan.add_chunk(sequence, count)

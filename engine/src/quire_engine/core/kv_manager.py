@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire_engine.core.batch import BlockUpdates
-from quire_engine.core.block_pool import BlockPool
-from quire_engine.core.kv_group import KVGroup
+from quire_engine.core.block_pool import BlockPool, KVGroup
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.options import SharePrefixes
 from quire_engine.core.preemption import SwapRoom

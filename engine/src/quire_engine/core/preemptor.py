@@ -6,6 +6,7 @@ order makes it the first again.
 
 from collections.abc import Callable
 
+from quire_engine.core.admission import Rows
 from quire_engine.core.forks import ParkedChildren
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.options import PreemptionMode
@@ -13,7 +14,6 @@ from quire_engine.core.plan import Plan
 from quire_engine.core.policy import Policy
 from quire_engine.core.preemption import Preemption, decide
 from quire_engine.core.preemption_cost import MeasuredRates
-from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Sequence
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Many
 from hashlib import blake2b
 from struct import Struct
 
-from quire_engine.core.kv_group import KVGroup
+from quire_engine.core.block_pool import KVGroup
 from quire_engine.core.options import SharePrefixes
 from quire_engine.core.sequence import Sequence
 

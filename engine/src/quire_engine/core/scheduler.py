@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from quire_engine.core.adapter_slots import AdapterQueue, AdapterSlots
-from quire_engine.core.admission import AdmissionControl, Admitted
+from quire_engine.core.admission import AdmissionControl, Admitted, PromptDeferral, Rows
 from quire_engine.core.batch import (
     Batch,
     ConstrainedSequences,
@@ -28,10 +28,7 @@ from quire_engine.core.batch import (
     RunnerOutput,
     StepOutput,
 )
-from quire_engine.core.deferral import PromptDeferral
 from quire_engine.core.forks import ParkedChildren
-from quire_engine.core.gauges import read_gauges
-from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.options import ModelTraits, SchedulerOptions
@@ -40,8 +37,6 @@ from quire_engine.core.policy import make_policy
 from quire_engine.core.preemption import Preemption
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.preemptor import Preemptor
-from quire_engine.core.refusal import refuse
-from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation, add_drafts, grown
 from quire_engine.core.stall_bound import StallBound
@@ -429,8 +424,27 @@ class Scheduler:
         return self._stall_bound.expected_seconds(self._in_flight[-1].prompts)
 
     def gauges(self) -> Gauges:
-        return read_gauges(
-            running=self._running, waiting=self._waiting, parked=self._parked, kv=self._kv, adapters=self.adapters
+        """Return the state of queues, blocks and adapters, for metrics."""
+        running, waiting, parked = self._running, self._waiting, self._parked
+        pools, adapters = self._kv.pools, self.adapters
+        queued = {sequence.request.adapter: None for sequence in waiting.sequences()} if adapters.count else {}
+        return Gauges(
+            num_running=len(running),
+            num_waiting=len(waiting) + len(parked),
+            queued_tokens=waiting.num_tokens + parked.num_tokens,
+            parked_tokens=parked.num_tokens,
+            prefilling_tokens=sum([sequence.num_to_prefill for sequence in running]),
+            blocks_total=sum(pool.num_blocks for pool in pools),
+            blocks_used=sum(pool.num_used for pool in pools),
+            blocks_cached=sum(pool.num_cached for pool in pools),
+            kv_usage=max(pool.num_used / pool.num_blocks for pool in pools),
+            kv_slots_wasted=self._kv.wasted_slots(running),
+            swap_blocks_total=sum(self._kv.swap_space.num_blocks),
+            swap_blocks_used=self._kv.swap_space.num_used,
+            adapter_slots=adapters.count,
+            loaded_adapters=adapters.loaded,
+            running_adapters=adapters.running,
+            waiting_adapters=[adapter for adapter in queued if adapter is not None],
         )
 
     def forget_prefixes(self) -> None:
@@ -440,12 +454,20 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, rows and queues are consistent. For tests and a debug switch."""
-        parked = self._parked.sequences()
-        self._kv.check_integrity(self._running, [*self._waiting.sequences(), *parked])
-        self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])
-        self.adapters.check_integrity(self._running)
+        running, waiting, parked = self._running, self._waiting.sequences(), self._parked.sequences()
+        self._kv.check_integrity(running, [*waiting, *parked])
+        self._rows.check_integrity([sequence.row for sequence in running if sequence.row is not None])
+        self.adapters.check_integrity(running)
         self._parked.check_integrity(self._sequences)
-        check_sequences(self._sequences, running=self._running, queue=self._waiting, parked=parked)
+        assert len(waiting) == len(self._waiting)
+        assert sum(sequence.num_tokens - sequence.num_computed for sequence in waiting) == self._waiting.num_tokens
+        assert sorted(sequence.key for sequence in [*running, *waiting, *parked]) == sorted(self._sequences)
+        assert running == sorted(running, key=_order)
+        assert all(sequence.row is not None for sequence in running)
+        assert all(sequence.row is None and sequence.parent is None for sequence in waiting)
+        for sequence in self._sequences.values():
+            assert len(sequence.token_ids) + sequence.num_pending == sequence.num_tokens <= sequence.limit
+            assert sequence.num_computed < sequence.num_tokens
 
 
 def _constrained(sampled: list[Sequence]) -> ConstrainedSequences | None:
@@ -466,3 +488,33 @@ def _without(column: list[T], places: list[int]) -> list[T]:
         return column
     left_out = set(places)
     return [entry for place, entry in enumerate(column) if place not in left_out]
+
+
+def refuse(
+    *, num_prompt: int, limit: int, max_model_len: int, max_cached_tokens: int | None, pools: bool = False
+) -> str | None:
+    """Return why a request can never be served, or None.
+
+    ``limit`` is the length at which the sequence ends; with ``pools`` that is one token behind its prompt.
+    ``max_cached_tokens`` is the capacity of the KV cache for a single sequence, or None if every layer has a window.
+    """
+    if pools:
+        most = max_model_len if max_cached_tokens is None else min(max_model_len, max_cached_tokens)
+        if num_prompt <= most:
+            return None
+        what = "this model takes" if most == max_model_len else "the KV cache holds"
+        return f"the prompt has {num_prompt} tokens; {what} at most {most}"
+    if num_prompt >= max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens; this model takes at most {max_model_len - 1}, "
+            f"which leaves one of its {max_model_len} for the answer"
+        )
+    # The last token of a sequence is sampled but never computed: it needs no slot.
+    if max_cached_tokens is not None and limit - 1 > max_cached_tokens:
+        most = max_cached_tokens + 1
+        advice = f"max_tokens of at most {most - num_prompt} would fit" if num_prompt < most else "no answer would fit"
+        return (
+            f"the prompt of {num_prompt} tokens and its answer come to {limit} tokens; "
+            f"the KV cache holds {most}, so {advice}"
+        )
+    return None

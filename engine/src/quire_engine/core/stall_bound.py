@@ -3,9 +3,9 @@
 While sequences generate, the bound is ``--max-generation-stall``: a step with a long chunk of a prompt is a pause for
 every sequence that decodes, a *generation stall*, as Agrawal et al. call it in "Taming Throughput-Latency Tradeoff in
 LLM Inference with Sarathi-Serve" (OSDI 2024). There, chunks have a fixed number of tokens, profiled beforehand. Here
-the bound is in seconds, and the tokens follow from the measured cost of a token, so that one default fits every machine,
-model and context. While no sequence generates, a step takes at most ``MAX_STEP_SECONDS``: until it ends, no new request
-is served, no running one can be cancelled, and the API process cannot detect whether the engine hangs.
+the bound is in seconds, and the tokens follow from the measured cost of a token, so that one default fits every
+machine, model and context. While no sequence generates, a step takes at most ``MAX_STEP_SECONDS``: until it ends, no
+new request is served, no running one can be cancelled, and the API process cannot detect whether the engine hangs.
 """
 
 from dataclasses import dataclass
