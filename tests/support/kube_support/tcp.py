@@ -67,6 +67,7 @@ class TcpProxy:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.sleep(0.1)  # aborted transports close their sockets in later iterations of the loop
 
     def _accept(self, listening: socket.socket) -> None:
         try:
