@@ -8,14 +8,14 @@ from chart_support.documents import container
 from quire_cluster.helm import Helm
 from quire_common.served_names import NameScope
 from quire_gateway.config import KubernetesSource, parse_config
-from quire_operator.app.settings import ChildSettings, parse_settings
+from quire_operator.app.settings import Settings, parse_settings
 
 RELEASE = {"app.kubernetes.io/name": "quire", "app.kubernetes.io/instance": "quire"}
 
 
-def told(helm: Helm, values: dict[str, Any] | None = None) -> ChildSettings:
+def told(helm: Helm, values: dict[str, Any] | None = None) -> Settings:
     args = container(helm.template(values or {}), "quire-operator")["args"]
-    return parse_settings(args, {}).children
+    return parse_settings(args, {})
 
 
 def peers(helm: Helm, values: dict[str, Any] | None = None) -> Any:
@@ -56,7 +56,7 @@ def test_operator_and_gateway_agree_on_served_names(
     helm: Helm, gateway: dict[str, Any], scope: NameScope | None
 ) -> None:
     documents = helm.template({"gateway": gateway})
-    assert parse_settings(container(documents, "quire-operator")["args"], {}).children.features.served_names is scope
+    assert parse_settings(container(documents, "quire-operator")["args"], {}).features.served_names is scope
     if scope is not None:
         source = parse_config(container(documents, "quire-gateway")["args"], {}).source
         assert isinstance(source, KubernetesSource) and source.scope is scope

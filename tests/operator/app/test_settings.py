@@ -95,11 +95,14 @@ def test_error_is_one_screen_without_a_traceback(argv: list[str], code: int, say
 
 
 def test_gateways_have_labels_or_addresses() -> None:
-    none = parse_settings([], {}).gateways
-    assert (none.selector, none.urls) == (None, ())
+    none = parse_settings([], {})
+    assert (none.gateway_selector, none.gateway_urls) == (None, ())
     argv = ["--gateway-selector", "app.kubernetes.io/name=quire,app=gw", "--gateway-url", "http://a:1", "https://b"]
-    given = parse_settings(argv, {}).gateways
-    assert (given.selector, given.urls) == ("app.kubernetes.io/name=quire,app=gw", ("http://a:1", "https://b"))
+    given = parse_settings(argv, {})
+    assert (given.gateway_selector, given.gateway_urls) == (
+        "app.kubernetes.io/name=quire,app=gw",
+        ("http://a:1", "https://b"),
+    )
     with pytest.raises(FlagsError) as refused:
         parse_settings(["--gateway-selector", "a b", "--gateway-url", "a:1"], {})
     assert [detail.partition(":")[0] for detail in refused.value.problems] == ["--gateway-selector", "--gateway-url"]

@@ -13,6 +13,7 @@ import pytest
 from quire_cluster.certificates import Authority, KeyPair
 from quire_cluster.ports import free_ports
 from quire_operator.admission import ALLOWED, Review
+from quire_operator.app.settings import WebhookOptions
 from quire_operator.app.watches import Webhook, reviews_server
 
 
@@ -22,6 +23,13 @@ async def judge(new: Any, old: Any) -> Review:
 
 async def called(*_: Any, **__: Any) -> Any:
     return {}
+
+
+def of(port: int, files: KeyPair, client_ca: Path | None = None) -> Webhook:
+    options = WebhookOptions(
+        host="127.0.0.1", port=port, certificate=files.certificate, key=files.key, client_ca=client_ca
+    )
+    return Webhook(options=options, judge=judge, judge_adapter=judge)
 
 
 async def test_server_recovers_once_certificate_and_key_match(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -39,9 +47,7 @@ async def test_server_recovers_once_certificate_and_key_match(tmp_path: Path, ca
             return await anext(server)
 
     (port,) = free_ports(1)
-    webhook = Webhook(
-        host="127.0.0.1", port=port, certificate=files.certificate, key=files.key, judge=judge, judge_adapter=judge
-    )
+    webhook = of(port, files)
     put(first, second)
     server = reviews_server(webhook, called, check_seconds=0.01)
     waiting = asyncio.create_task(served())
@@ -68,15 +74,7 @@ async def test_only_clients_of_the_named_authority_are_answered(tmp_path: Path) 
     api_server = authority.issue("client", subject="/CN=kube-apiserver", alternative_names="IP:127.0.0.1")
     other = stranger.issue("client", subject="/CN=kube-apiserver", alternative_names="IP:127.0.0.1")
     (port,) = free_ports(1)
-    webhook = Webhook(
-        host="127.0.0.1",
-        port=port,
-        certificate=ours.certificate,
-        key=ours.key,
-        judge=judge,
-        judge_adapter=judge,
-        client_ca=authority.pair.certificate,
-    )
+    webhook = of(port, ours, client_ca=authority.pair.certificate)
     server = reviews_server(webhook, called)
     await anext(server)
     try:

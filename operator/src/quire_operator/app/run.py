@@ -12,17 +12,21 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from quire_operator.admission import AdapterReviewer, Reviewer
-from quire_operator.app.autoscaling import LeadingAutoscaler
 from quire_operator.app.resource_metrics import ResourceMetrics
 from quire_operator.app.settings import Settings
 from quire_operator.app.telemetry import Server, Telemetry
 from quire_operator.app.watches import Inbox, Login, Watching, Webhook
-from quire_operator.autoscaling.scrape import Gateways, Pages
+from quire_operator.autoscaling.autoscale import Autoscaler, keep_scaling
+from quire_operator.autoscaling.controller import ClusterScaling
+from quire_operator.autoscaling.decide import Decision
+from quire_operator.autoscaling.prometheus import Prometheus
+from quire_operator.autoscaling.scrape import Gateways, MetricsSources, Pages, Scraper
+from quire_operator.autoscaling.ticks import Log
 from quire_operator.canary.controller import PERIOD_SECONDS, Canaries
 from quire_operator.capacity.check import CapacityCheck
 from quire_operator.capacity.hub import HubFacts, HubReader
@@ -76,22 +80,66 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
 
 
 def _webhook(settings: Settings, reviewer: Reviewer, adapters: Adapters) -> Webhook | None:
-    options = settings.webhook
-    if options is None:
+    if settings.webhook is None:
         return None
-    return Webhook(
-        host=settings.host,
-        port=options.port,
-        certificate=options.certificate,
-        key=options.key,
-        client_ca=options.client_ca,
-        judge=reviewer.review,
-        judge_adapter=AdapterReviewer(adapters.preview).review,
-    )
+    judge_adapter = AdapterReviewer(adapters.preview).review
+    return Webhook(options=settings.webhook, judge=reviewer.review, judge_adapter=judge_adapter)
 
 
 def _hub(settings: Settings) -> str | None:
     return settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+
+
+class LeadingAutoscaler:
+    """The autoscaler of the leader. Each ``run`` starts without memory of earlier ticks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        telemetry: Telemetry,
+        cluster: Cluster,
+        *,
+        reconciler: Reconciler,
+        gateways: Callable[[], Awaitable[Sequence[str]]],
+    ) -> None:
+        """``gateways`` returns the addresses of all gateways."""
+        self._settings, self._telemetry, self._store, self._clock = settings, telemetry, cluster.store, cluster.clock
+        self._reconciler, self._gateways = reconciler, gateways
+        self._scaling: ClusterScaling | None = None
+        """Set only while it runs."""
+
+    def decisions(self, key: str) -> Log:
+        """Return the recent decisions for an LLMDeployment; empty while another process leads."""
+        return () if self._scaling is None else self._scaling.decisions(key)
+
+    async def run(self) -> None:
+        """Decide at intervals until cancelled."""
+        options, told = self._settings.prometheus, self._telemetry.scaling
+        prometheus = None if options is None else Prometheus(options, clock=self._clock, failed=told.prometheus_failed)
+        scraper, gateways = Scraper(clock=self._clock, failed=told.scrape_failed), Gateways(self._gateways)
+        sources = MetricsSources(pods=scraper, prometheus=prometheus, gateways=gateways)
+        self._scaling = scaling = ClusterScaling(
+            store=self._store,
+            pending=self._reconciler.scaling,
+            requested_name=self._reconciler.served_names.requested_name,
+            prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
+        )
+        autoscaler = Autoscaler(metrics=sources, target=scaling, clock=self._clock)
+        told.show(
+            lambda: scaling.latest,
+            last_answer=None if prometheus is None else lambda: prometheus.last_answer,
+            gateways=lambda: None if gateways.asked is None else (gateways.asked, gateways.answered),
+        )
+        try:
+            period = self._settings.autoscaling_period_seconds
+            await keep_scaling(autoscaler, scaling, tick_seconds=period, decided=self._count, ticked=told.ticks.observe)
+        finally:
+            self._scaling = None
+            told.hide()
+            await sources.aclose()
+
+    def _count(self, decision: Decision) -> None:
+        self._telemetry.decisions.labels(reason=decision.reason.value).inc()
 
 
 class Operator:
@@ -117,14 +165,14 @@ class Operator:
         self._optional_kinds, self._downloads = OptionalKinds(cluster), Downloads(cluster, self._pods)
         period = min(PERIOD_SECONDS, settings.autoscaling_period_seconds)
         self._canaries = Canaries(cluster, period_seconds=period)
-        scope = settings.children.features.served_names
+        scope = settings.features.served_names
         self.adapters = Adapters(cluster, reader=self._pods, scope=lambda: scope)
         self._reconciler = self._make_reconciler(hub)
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
             namespace=self._namespace,
-            selector=settings.gateways.selector,
-            urls=settings.gateways.urls,
+            selector=settings.gateway_selector,
+            urls=settings.gateway_urls,
         )
         self._elector = Elector(
             leases=KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name),
@@ -249,7 +297,7 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
             group.create_task(self._relisting.repeat())
-            group.create_task(self._optional_kinds.follow(self._settings.children.discovery_seconds))
+            group.create_task(self._optional_kinds.follow(self._settings.discovery_seconds))
             group.create_task(self._autoscaler.run())
             group.create_task(self._downloads.follow())
             group.create_task(self.adapters.follow())
@@ -278,7 +326,7 @@ class Operator:
             await gateways.aclose()
 
     def _features(self) -> ClusterFeatures:
-        return replace(self._settings.children.features, served_kinds=self._optional_kinds.served)
+        return replace(self._settings.features, served_kinds=self._optional_kinds.served)
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._telemetry.reconciles.time():

@@ -194,29 +194,14 @@ several values. A flag takes precedence.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookOptions:
-    """The webhook's port and its TLS files."""
+    """The webhook's address and its TLS files."""
 
+    host: str
     port: int
     certificate: Path
     key: Path
     client_ca: Path | None
     """The authorities whose clients may connect; None means that every client may."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayOptions:
-    selector: str | None
-    """The labels of their pods, in the operator's namespace."""
-    urls: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildSettings:
-    """The settings of children other than pods."""
-
-    features: ClusterFeatures
-    """The part that is configured; the optional kinds are discovered."""
-    discovery_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,14 +223,18 @@ class Settings:
     """0: any number."""
     resync_seconds: float
     autoscaling_period_seconds: float
-    gateways: GatewayOptions
+    gateway_selector: str | None
+    """The labels of the gateways' pods, in the operator's namespace."""
+    gateway_urls: tuple[str, ...]
     prometheus: PrometheusOptions | None
     """None: replicas are scraped directly."""
     webhook: WebhookOptions | None
     """None: LLMDeployments are validated only when they are reconciled."""
     capacity_check: bool
     """True if the operator checks with hub and nodes whether a spec fits."""
-    children: ChildSettings
+    features: ClusterFeatures
+    """The part that is configured; the optional kinds are discovered."""
+    discovery_seconds: float
     cluster_domain: str
     log_level: str
 
@@ -276,11 +265,13 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         max_concurrent_rollouts=values["max-concurrent-rollouts"],
         resync_seconds=values["resync"],
         autoscaling_period_seconds=values["autoscaling-period"],
-        gateways=GatewayOptions(selector=values["gateway-selector"], urls=values["gateway-url"] or ()),
+        gateway_selector=values["gateway-selector"],
+        gateway_urls=values["gateway-url"] or (),
         prometheus=_prometheus(values),
         webhook=webhook,
         capacity_check=values["capacity-check"],
-        children=_children(values),
+        features=_features(values),
+        discovery_seconds=values["discovery"],
         cluster_domain=values["cluster-domain"],
         log_level=values["log-level"],
     )
@@ -310,22 +301,23 @@ def _webhook(values: FlagValues) -> WebhookOptions | None:
     except ssl.SSLError as error:
         values.problems.append(f"--webhook-key: does not belong to {certificate} ({error.reason or error})")
     return WebhookOptions(
-        port=values["webhook-port"], certificate=certificate, key=key, client_ca=values["webhook-client-ca"]
+        host=values["host"],
+        port=values["webhook-port"],
+        certificate=certificate,
+        key=key,
+        client_ca=values["webhook-client-ca"],
     )
 
 
-def _children(values: FlagValues) -> ChildSettings:
+def _features(values: FlagValues) -> ClusterFeatures:
     monitoring = Monitoring(
         interval=values["monitor-interval"],
         pod_monitor_labels=values["monitor-labels"] or {},
         rule_labels=values["alert-labels"] or {},
         runbook_url=values["runbook-url"],
     )
-    return ChildSettings(
-        features=ClusterFeatures(
-            network_peers=values["network-policy-from"],
-            monitoring=monitoring if values["monitors"] else None,
-            served_names=values["served-names"],
-        ),
-        discovery_seconds=values["discovery"],
+    return ClusterFeatures(
+        network_peers=values["network-policy-from"],
+        monitoring=monitoring if values["monitors"] else None,
+        served_names=values["served-names"],
     )

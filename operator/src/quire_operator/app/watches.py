@@ -12,13 +12,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import kopf
 
 from quire_operator.admission import Review
 from quire_operator.api import names
+from quire_operator.app.settings import WebhookOptions
 from quire_operator.app.telemetry import WatchHealth
 from quire_operator.canary.manifests import WATCHED_KINDS
 from quire_operator.deployment.store import Store
@@ -63,16 +63,11 @@ Judge = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Awaitable[Review
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """The address and certificates of the validating webhook, and the functions that review an object of each kind."""
+    """The validating webhook, with the functions that review an object of each kind."""
 
-    host: str
-    port: int
-    certificate: Path
-    key: Path
+    options: WebhookOptions
     judge: Judge
     judge_adapter: Judge
-    client_ca: Path | None = None
-    """The authorities whose clients may connect; None means that every client may."""
 
 
 async def watch(
@@ -212,14 +207,15 @@ async def reviews_server(
 
     Without the restart, one invalid renewal of the certificate would also end all watches.
     """
+    options = webhook.options
     while True:
         server = kopf.WebhookServer(
-            addr=webhook.host,
-            port=webhook.port,
-            certfile=webhook.certificate,
-            pkeyfile=webhook.key,
-            verify_mode=None if webhook.client_ca is None else ssl.CERT_REQUIRED,
-            verify_cafile=webhook.client_ca,
+            addr=options.host,
+            port=options.port,
+            certfile=options.certificate,
+            pkeyfile=options.key,
+            verify_mode=None if options.client_ca is None else ssl.CERT_REQUIRED,
+            verify_cafile=options.client_ca,
             file_check_interval=check_seconds,
         )
         try:

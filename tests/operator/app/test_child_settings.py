@@ -12,10 +12,10 @@ PEERS = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
 
 
 def test_defaults_create_monitors_and_no_policies() -> None:
-    children = parse_settings([], {}).children
-    assert children.features.network_peers is None
-    assert children.features.monitoring is not None and children.features.served_kinds == frozenset()
-    assert children.features.served_names is NameScope.CLUSTER and children.discovery_seconds == 60.0
+    settings = parse_settings([], {})
+    assert settings.features.network_peers is None
+    assert settings.features.monitoring is not None and settings.features.served_kinds == frozenset()
+    assert settings.features.served_names is NameScope.CLUSTER and settings.discovery_seconds == 60.0
 
 
 def test_every_flag_reaches_the_settings() -> None:
@@ -26,14 +26,14 @@ def test_every_flag_reaches_the_settings() -> None:
         "QUIRE_OPERATOR_RUNBOOK_URL": "https://example.org/runbooks/",
         "QUIRE_OPERATOR_SERVED_NAMES": "shared",
     }
-    children = parse_settings(argv, environ).children
-    monitoring = children.features.monitoring
-    assert monitoring is not None and children.features.network_peers == tuple(PEERS)
+    settings = parse_settings(argv, environ)
+    monitoring = settings.features.monitoring
+    assert monitoring is not None and settings.features.network_peers == tuple(PEERS)
     assert monitoring.pod_monitor_labels == {"release": "prom", "a.b/c": ""}
     assert (monitoring.rule_labels, monitoring.interval) == ({"team": "ml"}, "1m30s")
     assert monitoring.runbook_url == "https://example.org/runbooks/"
-    assert (children.features.served_names, children.discovery_seconds) == (None, 5.0)
-    assert parse_settings(["--monitors", "off"], {}).children.features.monitoring is None
+    assert (settings.features.served_names, settings.discovery_seconds) == (None, 5.0)
+    assert parse_settings(["--monitors", "off"], {}).features.monitoring is None
 
 
 @pytest.mark.parametrize(
