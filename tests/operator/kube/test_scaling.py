@@ -7,8 +7,7 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 from kube_support.replicas import BUSY, engines_at
 
-from quire_cluster.audit import AuditedRequest, Position
-from quire_cluster.errors import KubectlFailed
+from quire_cluster.audit import AuditedRequest
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
 
@@ -16,12 +15,6 @@ AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
 @pytest.fixture
 def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
     return shared_space
-
-
-def replicas_applied(space: Namespace, name: str, since: Position) -> list[int]:
-    """Return the replicas in each of the operator's writes of the Deployment."""
-    written = space.server.audit.mutating_requests(since, user_agent="shared-operator")
-    return [r.body["spec"]["replicas"] for r in written if (r.resource, r.name) == ("deployments", name)]
 
 
 def wait_replicas(space: Namespace, name: str, wanted: int) -> None:
@@ -58,32 +51,6 @@ def test_kubectl_scale_sets_the_spec_and_the_deployment_follows(shared: Namespac
     assert resource is not None
     assert (resource["status"]["replicas"], resource["status"]["desiredReplicas"]) == (3, 3)
     assert resource["status"]["selector"] == "app.kubernetes.io/component=engine,quire.dev/llmdeployment=scaled"
-
-
-def test_switching_autoscaling_on_and_off_changes_no_replicas(shared: Namespace) -> None:
-    shared.apply("switched", replicas=6)
-    shared.wait_settled("switched")
-    start = shared.server.audit.position()
-
-    shared.apply("switched", replicas=6, autoscaling=AUTOSCALING)
-    shared.wait_reason("switched", "Autoscaling", "Enforcing")
-    shared.wait_settled("switched")
-    persisted = {"desiredReplicas": 6, "specReplicas": 6}
-    assert autoscaling_status(shared, "switched") == persisted, "before anything is acted upon"
-
-    with pytest.raises(KubectlFailed, match="the autoscaler owns the number of replicas"):
-        shared.server.kubectl("scale", "-n", shared.name, "llmd/switched", "--replicas=2")
-
-    shared.apply("switched", replicas=6, autoscaling=AUTOSCALING | {"minReplicas": 7})
-    wait_replicas(shared, "switched", 7)
-    shared.apply("switched", replicas=6, autoscaling={"minReplicas": 1, "maxReplicas": 5})
-    wait_replicas(shared, "switched", 5)
-
-    shared.apply("switched", replicas=6)
-    wait_replicas(shared, "switched", 6)
-    shared.wait_reason("switched", "Autoscaling", "NotConfigured")
-    assert autoscaling_status(shared, "switched") is None, "an old decision must not come back later"
-    assert set(replicas_applied(shared, "switched", start)) <= {5, 6, 7}, "never below on the way"
 
 
 def test_hpa_that_scales_the_deployment_is_named(shared: Namespace) -> None:
