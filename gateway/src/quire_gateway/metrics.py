@@ -94,7 +94,7 @@ _TRACK_LATENCIES = (
 
 
 class _FleetMetrics(Collector):
-    """What is computed at each scrape: the state of the fleet, and the figures of models with a canary."""
+    """The state of the fleet, and the figures of models with a canary: computed at each scrape."""
 
     def __init__(self, fleet: Fleet, held: dict[str, int], memory: BodyMemory) -> None:
         self._fleet, self._held, self._memory = fleet, held, memory

@@ -163,13 +163,6 @@ async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -
     assert not (run_folder(state_home(run.environ), run.file) / "endpoints.json").exists()
 
 
-async def test_run_ends_after_exit_after_seconds(tmp_path: Path) -> None:
-    run = Run(tmp_path, document(), exit_after=0.1)
-    await asyncio.wait_for(run.up.run(), 120)
-    events = [e["event"] for e in run.lines.events if e["event"] not in ("phase", "loading")]
-    assert events == ["start", "ready", "drain", "end"]
-
-
 async def test_stop_ends_an_engine_that_tries_the_cpu(tmp_path: Path) -> None:
     wait = "import os, pathlib, time; pathlib.Path('pid.new').write_text(str(os.getpid()))"
     wait += "; os.rename('pid.new', 'pid'); time.sleep(3600)"
@@ -184,40 +177,45 @@ async def test_stop_ends_an_engine_that_tries_the_cpu(tmp_path: Path) -> None:
     assert [event["event"] for event in run.lines.events] == ["end"]
 
 
-async def test_canary_is_accepted_with_a_note_that_it_has_no_effect(tmp_path: Path) -> None:
+async def test_run_ends_after_exit_after_seconds_and_notes_what_has_no_effect(tmp_path: Path) -> None:
     run = Run(tmp_path, document(rollout={"strategy": "Canary"}), exit_after=0.1)
     await asyncio.wait_for(run.up.run(), 120)
+    events = [e["event"] for e in run.lines.events if e["event"] not in ("phase", "loading", "note")]
+    assert events == ["start", "ready", "drain", "end"]
     (note,) = run.lines.of("note")
     assert "spec.rollout.strategy Canary has no effect here" in str(note["message"])
 
 
-async def test_engine_gets_flags_for_its_share_of_the_machine(tmp_path: Path) -> None:
+async def test_engine_gets_the_flags_of_its_spec_and_its_share_of_the_machine(tmp_path: Path) -> None:
+    """A draft model that is not required is passed on if it is there."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(MODEL))
+    speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}, "required": False}
     text = document(
         autoscaling={"minReplicas": 1, "maxReplicas": 2},
-        engine={"maxSequences": 2, **DUMMY},
+        engine={"maxSequences": 2, "speculation": speculation, **DUMMY},
+        auth={"secretName": "k"},
     )
-    args = await engine_arguments(Run(tmp_path, text, engine=WRITES_ARGUMENTS))
-    given = dict(zip(args, args[1:], strict=False))
-    assert given["--threads"] == "2"
-    assert given["--kv-cache-memory-bytes"] == str(2 * 512 * 512)  # no more than two sequences can fill
-    assert given["--model"] == str(tmp_path / "model")
-    assert given["--host"] == "127.0.0.1"
-
-
-@pytest.mark.parametrize("exists", [True, False])
-async def test_optional_draft_model_is_passed_to_the_engine_if_present(tmp_path: Path, exists: bool) -> None:
-    speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}, "required": False}
-    text = document(engine={"speculation": speculation, **DUMMY})
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-mine")
     run = Run(tmp_path, text, engine=WRITES_ARGUMENTS)
-    if exists:
-        (tmp_path / "small").mkdir()
-        (tmp_path / "small" / "config.json").write_text(json.dumps(MODEL))
+    run.environ["QUIRE_API_KEY_FILE"] = str(keys)
     args = await engine_arguments(run)
     given = dict(zip(args, args[1:], strict=False))
-    assert given.get("--spec-model") == (str(tmp_path / "small") if exists else None)
-    assert ("--no-spec-required" in args) is exists
+    assert given["--threads"] == "2"
+    assert given["--kv-cache-memory-bytes"] == str(2 * 512 * 2 * 512)  # two sequences of both models
+    assert given["--model"] == str(tmp_path / "model")
+    assert given["--host"] == "127.0.0.1"
+    assert given["--api-key-file"] == str(keys)
+    assert given["--spec-model"] == str(tmp_path / "small") and "--no-spec-required" in args
+
+
+async def test_absent_optional_draft_model_is_left_out_and_said(tmp_path: Path) -> None:
+    speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}, "required": False}
+    run = Run(tmp_path, document(engine={"speculation": speculation, **DUMMY}), engine=WRITES_ARGUMENTS)
+    assert not {"--spec-model", "--no-spec-required"}.intersection(await engine_arguments(run))
     said = [str(line["message"]) for line in run.lines.of("download")]
-    assert any("serves without its draft model file://./small" in line for line in said) is not exists
+    assert any("serves without its draft model file://./small" in line for line in said)
 
 
 async def test_missing_required_draft_model_prevents_the_start(tmp_path: Path) -> None:
@@ -226,14 +224,6 @@ async def test_missing_required_draft_model_prevents_the_start(tmp_path: Path) -
     with pytest.raises(ModelProblem) as caught:
         await run.up.run()
     assert "spec.engine.speculation.draft.source" in str(caught.value.details)
-
-
-async def test_engine_gets_the_key_file_of_its_spec(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("a-key-of-mine")
-    run = Run(tmp_path, document(auth={"secretName": "k"}), engine=WRITES_ARGUMENTS)
-    run.environ["QUIRE_API_KEY_FILE"] = str(keys)
-    assert f"--api-key-file {keys}" in " ".join(await engine_arguments(run))
 
 
 async def test_missing_key_file_prevents_the_start(tmp_path: Path) -> None:
