@@ -85,7 +85,7 @@ async def test_scale_down_removes_victims_first_and_reuses_numbers(cluster: Clus
     await cluster.until("chat-0", "chat-2")
 
 
-async def test_a_loading_replica_is_announced_and_the_first_to_be_removed_then_the_youngest(
+async def test_loading_then_youngest_replicas_are_removed_first(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add(replicas=2)

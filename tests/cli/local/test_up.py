@@ -177,7 +177,7 @@ async def test_stop_ends_an_engine_that_tries_the_cpu(tmp_path: Path) -> None:
     assert [event["event"] for event in run.lines.events] == ["end"]
 
 
-async def test_run_ends_after_exit_after_seconds_and_notes_what_has_no_effect(tmp_path: Path) -> None:
+async def test_run_notes_what_has_no_effect_and_ends_after_exit_after(tmp_path: Path) -> None:
     run = Run(tmp_path, document(rollout={"strategy": "Canary"}), exit_after=0.1)
     await asyncio.wait_for(run.up.run(), 120)
     events = [e["event"] for e in run.lines.events if e["event"] not in ("phase", "loading", "note")]
@@ -186,7 +186,7 @@ async def test_run_ends_after_exit_after_seconds_and_notes_what_has_no_effect(tm
     assert "spec.rollout.strategy Canary has no effect here" in str(note["message"])
 
 
-async def test_engine_gets_the_flags_of_its_spec_and_its_share_of_the_machine(tmp_path: Path) -> None:
+async def test_engine_gets_flags_of_its_spec_and_share_of_the_machine(tmp_path: Path) -> None:
     """A draft model that is not required is passed on if it is there."""
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps(MODEL))
