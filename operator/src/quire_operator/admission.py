@@ -1,7 +1,7 @@
 """The review of a new or changed LLMDeployment or LLMAdapter, for the webhook.
 
-``app.watches`` calls it for each review, on the leader and on standbys. It writes nothing. What cannot be checked in
-time, or what other objects may still change, is a warning and never a rejection: the controllers check it again.
+It writes nothing. What cannot be checked in time, or what other objects may still change, is a warning and never a
+rejection: the controllers check it again.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The whole LLMDeployment as values, or all reasons why a document is not one.
 
-It parses Kubernetes objects and local YAML files alike. The fields are those of the CRD. An unknown field is an error
-and is never ignored.
+It parses Kubernetes objects and local YAML files alike. An unknown field is an error.
 """
 
 from collections.abc import Callable, Mapping

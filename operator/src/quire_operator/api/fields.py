@@ -1,10 +1,7 @@
 """A reader of documents that collects all problems with their paths instead of raising.
 
-The other modules of ``api`` define the fields. A read that fails adds a Problem and returns the default, so
-that users see all mistakes at once; the caller uses the result only without problems. Every key that is read is known,
-and ``done`` reports the others.
-
-Also reads of untyped objects, and times in RFC 3339.
+A read that fails adds a Problem and returns the default, so that users see all mistakes at once; the caller uses the
+result only without problems. Also reads of untyped objects, and times in RFC 3339.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Names in Kubernetes: the API, the labels and annotations, and the names of children.
-
-Pure text; the CRD, the manifests, the watches and the gateway's discovery use these names.
-"""
+"""Names in Kubernetes: the API, the labels and annotations, and the names of children."""
 
 import re
 

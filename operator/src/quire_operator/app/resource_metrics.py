@@ -1,6 +1,5 @@
 """Metrics about LLMDeployments: conditions, replicas by state, and the longest current start-up.
 
-The leader computes them from the ``store`` at a scrape, and ``telemetry`` appends them to the page of its registry.
 They are written as text, because a thousand LLMDeployments have twelve thousand series, for which the client library
 takes four times as long.
 """

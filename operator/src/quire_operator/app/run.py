@@ -1,7 +1,7 @@
 """The operator's process: it builds its parts, runs them in one event loop and stops them in order.
 
-``__main__`` calls ``run``. The watches always run, so that a standby knows the cluster when it takes over. The parts
-that write run only while this process leads.
+The watches always run, so that a standby knows the cluster when it takes over. The parts that write run only while this
+process leads.
 """
 
 import asyncio

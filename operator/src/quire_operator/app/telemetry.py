@@ -1,8 +1,4 @@
-"""The operator's metrics and health.
-
-``app`` feeds them. The server answers /metrics, /healthz and /readyz, and returns the autoscaler's decisions at
-/decisions/NAMESPACE/NAME.
-"""
+"""The operator's metrics and health."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """The watches: kopf delivers events, and the handlers update the store and enqueue the key.
 
-They run from the start of the process to its end, and start again whenever they end. kopf only delivers. The handlers
-use ``@on.event`` alone, because kopf's other handlers write finalizers and annotations to the objects. kopf would not
-retry an error in these handlers, and may run two of one key at once: ``workqueue`` handles both.
+The handlers use ``@on.event`` alone, because kopf's other handlers write finalizers and annotations to the objects.
+kopf would not retry an error in these handlers, and may run two of one key at once: ``workqueue`` handles both.
 """
 
 import asyncio

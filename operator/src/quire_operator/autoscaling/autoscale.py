@@ -1,8 +1,7 @@
 """The autoscaler's loop: ticks over all LLMDeployments, and requests for models without replicas in between.
 
-A tick is metrics → observe → decide → persist → scale; ``decide`` decides. ``keep_scaling`` repeats it every
-``TICK_SECONDS``, in a cluster and in local mode. In between, ``wake`` only checks whether a request waits for a model
-without replicas.
+A tick is metrics → observe → decide → persist → scale. In between, ``wake`` only checks whether a request waits for a
+model without replicas.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The autoscaler in a cluster: its subjects, and the use of its decisions.
-
-It stands between ``autoscale``, which decides for all LLMDeployments at once, and passes, which alone write.
-"""
+"""The autoscaler in a cluster: its subjects, and the use of its decisions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

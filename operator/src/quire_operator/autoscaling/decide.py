@@ -1,8 +1,7 @@
 """The autoscaling policy: ``decide(policy, observation, history, now) -> Decision``, a function of values.
 
-``autoscale`` calls it once a tick, in the cluster, in local mode and in the simulator alike. It knows neither
-Kubernetes nor the source of the metrics. Its stages are: the facts of the tick (``decision_context``: ``supply``,
-``flow``, ``rates``), what demand requires (``demand``), and what windows and steps allow (``limits``).
+It knows neither Kubernetes nor the source of the metrics. Its stages are: the facts of the tick (``decision_context``:
+``supply``, ``flow``, ``rates``), what demand requires (``demand``), and what windows and steps allow (``limits``).
 """
 
 import math

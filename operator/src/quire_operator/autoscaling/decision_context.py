@@ -1,7 +1,4 @@
-"""The facts of one tick: which samples can be trusted, what happened since the last tick, and what that teaches.
-
-``decide`` gets them from ``decision_context`` and decides on them alone.
-"""
+"""The facts of one tick: which samples can be trusted, what happened since the last tick, and what that teaches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
 """Increments of counters: what happened at the replicas since the last tick.
 
-It stands between ``observation``, which has raw counters, and ``demand`` and ``rates``, which need increments. A
-restarted engine counts from zero again; a replica without an earlier sample has no increment yet.
+A restarted engine counts from zero again; a replica without an earlier sample has no increment yet.
 """
 
 from bisect import bisect_left

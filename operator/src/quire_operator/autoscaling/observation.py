@@ -1,9 +1,7 @@
 """The observation of one tick: the replicas of one LLMDeployment, their metrics, and the requests at the gateways.
 
-``autoscale`` builds it from the cluster's view (which replicas, in which phase) and from what the sources of metrics
-read; ``decide`` evaluates it. Counters are raw and cumulative, as exported. Increments are computed where the history
-is, so that scraping the pods and querying Prometheus feed the same policy. tests/contract compares the gateway's counts
-and its command line in local mode with the gateway.
+Counters are raw and cumulative, as exported. Increments are computed where the history is, so that scraping the pods
+and querying Prometheus feed the same policy.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Metrics from a Prometheus server, or another server with its HTTP API: ``metricsSource: Prometheus``.
 
-A tick sends two
-queries, whatever the number of LLMDeployments. After any failure there are no samples, and ``problem`` says why. The
-autoscaler decides what that means; it never means that nothing runs.
+A tick sends two queries, whatever the number of LLMDeployments. After any failure there are no samples, and ``problem``
+says why.
 """
 
 import asyncio

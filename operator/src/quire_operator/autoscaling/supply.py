@@ -1,8 +1,4 @@
-"""The replicas that exist, and their metrics that can be trusted.
-
-It is the first stage of ``autoscaling.decide``: it converts an observation and the last known samples to counts and
-fresh samples.
-"""
+"""The replicas that exist, and their metrics that can be trusted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

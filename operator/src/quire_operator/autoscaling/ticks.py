@@ -1,7 +1,7 @@
 """The log of the autoscaler's decisions: the newest tick in full, and equal ticks in a row as one entry.
 
-It connects ``autoscaling.decide`` with users: ``quire up`` keeps the log in its state file, the operator serves it at
-/decisions, and ``explanation`` reads it from either. Pure. Holding has reasons like scaling, so both are logged.
+``quire up`` keeps the log in its state file, and the operator serves it at /decisions. Pure. Holding has reasons like
+scaling, so both are logged.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The children that strategy Canary adds: the Deployment and Service of a canary, and the specs of its revisions. Pure.
 
-Part of ``desired``. The stable revision keeps the objects that every LLMDeployment has. The canary has a Deployment and
-a Service of its own, because a Deployment's selector cannot change, and the gateway tells the tracks apart by their
-Services. A spec that serves or is tried is kept in a ControllerRevision, as StatefulSets do it.
+The canary has a Deployment and a Service of its own, because a Deployment's selector cannot change, and the gateway
+tells the tracks apart by their Services. A spec that serves or is tried is kept in a ControllerRevision, as
+StatefulSets do it.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""Which spec serves and which one is tried: ``tracks(…) -> Tracked | BlockingCondition``, pure.
-
-It stands between ``resource`` and ``desired`` for LLMDeployments with strategy Canary: from the ControllerRevisions,
-the record in the status and what the pass observed, it derives the next record and the specs to render.
-"""
+"""Which spec serves and which one is tried: ``tracks(…) -> Tracked | BlockingCondition``, pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,7 @@
 """The capacity check with its inputs from the hub and the cluster; ``deployment.controller`` and ``admission`` call it.
 
-It caches the answers of hub and cluster and requests them in its own tasks, so that they never delay a pass for long.
-Unknown facts never block a spec. ``judge`` decides.
+It requests the answers of hub and cluster in its own tasks, so that they never delay a pass for long. Unknown facts
+never block a spec.
 """
 
 import asyncio

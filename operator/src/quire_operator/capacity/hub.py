@@ -1,9 +1,8 @@
 """The hub of hf:// models: the public facts about a model, for a few kilobytes and seconds.
 
-It serves the capacity check and the resolution of branches, and reads the same files as ``quire plan``, so both get the
-same figures. It does not use the hub's own client, which blocks, takes tens of megabytes of memory and uses any token
-that it finds: the author of an LLMDeployment must not learn through it what only the operator may read. While the hub
-does not answer, it is not asked for a minute. What is unknown is a result and no error: pods ask the hub themselves.
+It does not use the hub's own client, which blocks, takes tens of megabytes of memory and uses any token that it finds:
+the author of an LLMDeployment must not learn through it what only the operator may read. While the hub does not answer,
+it is not asked for a minute. What is unknown is no error: pods ask the hub themselves.
 """
 
 import asyncio

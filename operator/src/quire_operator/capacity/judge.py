@@ -1,6 +1,5 @@
 """The decision whether a replica fits into its memory and can be divided, before any pod is created: pure.
 
-It uses the arithmetic of ``quire plan``. ``check`` reads the facts about the model and the nodes.
 Unknown values never block a spec, because the engine checks again before it loads.
 """
 

@@ -1,8 +1,8 @@
 """The execution of a plan against the API server, one action after another.
 
-``controller`` calls it once per pass. The plan is decided before; the executor interprets rejections and delays repairs
-of fields that other clients keep changing. Replicas that are groups of pods also need a Secret, which is created and
-never read, so that the operator needs no permission to see Secrets.
+The executor interprets rejections and delays repairs of fields that other clients keep changing. Replicas that are
+groups of pods also need a Secret, which is created and never read, so that the operator needs no permission to see
+Secrets.
 """
 
 import logging

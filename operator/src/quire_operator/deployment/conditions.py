@@ -1,6 +1,6 @@
 """The conditions of an LLMDeployment and their reasons, decided from all findings of a pass. Pure.
 
-``status`` calls it. One function decides each condition, and the first finding that applies gives the reason.
+One function decides each condition, and the first finding that applies gives the reason.
 """
 
 from collections.abc import Sequence

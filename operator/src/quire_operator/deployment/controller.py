@@ -1,9 +1,7 @@
 """The reconcile of one LLMDeployment: observe → parse → target → desired → plan → apply → status.
 
-It stands between the work queue, which calls ``reconcile(key)`` whenever something about the key changed, and the
-client of the API server. Pure modules decide, and this one defines the order. ``apply`` applies the plan, ``report``
-writes the status. It is level-triggered: every pass starts from the observed state, so a pass may stop between any two
-writes and start again in this process or another.
+Pure modules decide, and this one defines the order. It is level-triggered: every pass starts from the observed state,
+so a pass may stop between any two writes and start again in this process or another.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The children of one LLMDeployment in the cluster: ``desired(spec, target, …) -> Manifests``, pure.
 
-``CHILDREN`` is the table of their kinds, which the watches, the client and the plan read as well. Fields that
-Kubernetes would default are omitted. The operator owns every field it renders and reverts changes of others.
-``replicas`` is always rendered from the target, because omitting it would reset it.
+Fields that Kubernetes would default are omitted. The operator owns every field it renders and reverts changes of
+others. ``replicas`` is always rendered from the target, because omitting it would reset it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """The progress of a model's download, as ``status.model.download`` and the conditions report it. Pure.
 
-``downloads`` reads how many bytes have arrived. A report changes with whole percents, or once a minute, so
-that a long download does not flood the API server with statuses.
+A report changes with whole percents, or once a minute, so that a long download does not flood the API server with
+statuses.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """The progress of model downloads, read from the pods that run them while this process leads.
 
-``app`` runs ``follow``. A pod whose init container downloads serves its progress where the engine will serve metrics
-later, so that it needs no permission of its own. ``controller`` puts the result into the status. Progress
-that can no longer be read disappears.
+A pod whose init container downloads serves its progress where the engine will serve metrics later, so that it needs no
+permission of its own. Progress that can no longer be read disappears.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The engine's command line and termination, as ``desired`` (pods) and ``quire up`` (local processes) use them.
-
-Constants are ``quire_common.contract.engine``; tests/contract compares the arguments with the engine's own parser.
-"""
+"""The engine's command line and termination, as ``desired`` (pods) and ``quire up`` (local processes) use them."""
 
 from collections.abc import Sequence
 

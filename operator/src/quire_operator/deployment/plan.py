@@ -1,9 +1,8 @@
 """The actions that change the observed into the desired state: ``plan(desired, observed, applied) -> Plan``, pure.
 
-It follows ``desired``, and ``apply`` runs the actions in order. The fingerprint of our managed fields shows whether an
-object is as we left it. Bodies cannot be compared, because the API server defaults, rounds and reorders fields. Also
-the number of replicas of a pass, the pods to remove first, and what happens to the NetworkPolicy of a deleted
-LLMDeployment.
+The fingerprint of our managed fields shows whether an object is as we left it. Bodies cannot be compared, because the
+API server defaults, rounds and reorders fields. Also the number of replicas of a pass, the pods to remove first, and
+what happens to the NetworkPolicy of a deleted LLMDeployment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

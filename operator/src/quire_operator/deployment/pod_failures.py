@@ -1,7 +1,7 @@
 """The reason why replicas do not start, as one word and a sentence, from the status of pods and of their Deployment.
 
-It feeds ``status`` and needs no secrets, logs or events. The kubelet writes the reasons into the pod's status, and
-because of ``terminationMessagePolicy: FallbackToLogsOnError`` also the last lines of a crash.
+The kubelet writes the reasons into the pod's status, and because of ``terminationMessagePolicy: FallbackToLogsOnError``
+also the last lines of a crash.
 """
 
 import re

@@ -1,7 +1,6 @@
 """The rules for pods: those that isolate them, and the fields that ``spec.podTemplate`` may not change. Pure.
 
-``pod_template`` calls it with the pod before and after the merge. Gateway, probes, drain and status depend on the
-protected fields; users may change all others.
+Gateway, probes, drain and status depend on the protected fields; users may change all others.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

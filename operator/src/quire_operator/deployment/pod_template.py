@@ -1,8 +1,4 @@
-"""The pod of one replica: the engine container and its volumes, with ``spec.podTemplate`` merged in.
-
-``desired`` calls it. Pods run unprivileged, on a read-only root file system, without capabilities and without a token
-of the API server.
-"""
+"""The pod of one replica: the engine container and its volumes, with ``spec.podTemplate`` merged in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """The delay before changes of other clients are reverted, and the description of those that set replicas. Pure.
 
-The first repairs are immediate, and the delay grows each time a change comes back. Without it, two controllers of one
-field, or two operators that were started by mistake with different Leases, would write as fast as their watches report
-changes.
+The delay grows each time a change comes back. Without it, two controllers of one field, or two operators that were
+started by mistake with different Leases, would write as fast as their watches report changes.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """The report of a pass: the status of an LLMDeployment and its Events.
 
-``controller`` calls it at the end of a pass, and before a decision of the autoscaler is applied. ``status`` decides the
-content of the status. This module decides whether to write it: not if it is unchanged, less and less often if another
-client keeps overwriting it, and at most once per second if only minor figures change.
+The status is not written if it is unchanged, less and less often if another client keeps overwriting it, and at most
+once per second if only minor figures change.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The slots for rollouts of all LLMDeployments: a pass requests one before it replaces replicas.
 
-``controller`` uses it. The store shows which LLMDeployments have a slot, so that a new leader knows it at once. Between
-the decision of a pass and its write, the key is reserved.
+The store shows which LLMDeployments have a slot, so that a new leader knows it at once. Between the decision of a pass
+and its write, the key is reserved.
 """
 
 from collections.abc import Collection, Iterator

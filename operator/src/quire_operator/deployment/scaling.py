@@ -1,7 +1,6 @@
 """The decisions of the autoscaler between the tick that hands them in and the pass that applies them.
 
-The autoscaler hands them in. ``controller`` calls the rest in a pass: only passes write, so that a successor finds each
-decision in the status before it is applied.
+Only passes write, so that a successor finds each decision in the status before it is applied.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""The claim of an LLMDeployment or LLMAdapter to its served name, as its status records it and as it shall be: pure.
-
-``quire_common.served_names`` decides which of several claims counts, for the operator and the gateway alike. This
-module reads and writes ``status.servedName``, the only record of a claim.
-"""
+"""The claim of an LLMDeployment or LLMAdapter to its served name, as its status records it and as it shall be: pure."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,6 @@
 """The reconcile state: what the process knows about one LLMDeployment from pass to pass, in addition to the store.
 
-``controller`` keeps it. All of it can be lost: after a crash the next process reads and writes once more.
+All of it can be lost: after a crash the next process reads and writes once more.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The status of an LLMDeployment and its Events: all findings and results go in, the whole status comes out. Pure.
 
-It is the last stage of a pass. The sections about the model and about scaling are also read again: they are what a
-successor knows.
+The sections about the model and about scaling are also read again: they are what a successor knows.
 """
 
 from collections.abc import Mapping, Sequence

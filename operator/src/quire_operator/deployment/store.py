@@ -1,8 +1,8 @@
 """The operator's view of the cluster: the objects that the watches have shown, by LLMDeployment.
 
-The watches and the answers to our own writes fill it, ``controller`` reads it. An older version of an object never
-replaces a newer one, so our own write is visible at once and its late event has no effect. There is one event loop and
-no lock. Also the claims to served names: that of one LLMDeployment determines the conditions of others.
+An older version of an object never replaces a newer one, so our own write is visible at once and its late event has no
+effect. There is one event loop and no lock. Also the claims to served names: that of one LLMDeployment determines the
+conditions of others.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The work queue between the watches and ``reconcile(key)``: keys go in, and one run per key comes out.
 
 ``Queue`` is the pure core: it merges equal keys, never returns a key that is still running, and knows when the next one
-is due; time is an argument. ``Workers`` is its asyncio shell. Neither knows what a key means or what a run does.
+is due. ``Workers`` is its asyncio shell.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The client of the API server: all reads and writes of the operator except those of its Lease.
 
-It knows API paths, patch types and field managers, and decides nothing. Every write is a server-side apply where the
-API has one. ``connection`` sends the requests and checks the leader write fence.
+It decides nothing. Every write is a server-side apply where the API has one.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

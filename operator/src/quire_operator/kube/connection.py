@@ -1,12 +1,12 @@
 """The connection to the API server: its address, the credentials, single requests, and the leader write fence.
 
-``client`` and ``lease`` use it. A fenced connection checks the fence for every mutating request at the last moment
-before its first byte is sent, after any wait for a socket. So a process that was paused starts no late write.
+A fenced connection checks the fence for every mutating request at the last moment before its first byte is sent, after
+any wait for a socket. So a process that was paused starts no late write.
 
 The number of concurrent writes is as many as the API server answers quickly, found by trying. A server that executes
 some writes one by one (such as the allocation of Service addresses) answers the last of thirty only after all others.
 The work for calls that time out is wasted, and their retries add to it. So the limit rises by one with every round of
-fast answers and falls by a third after a slow one: additive increase, multiplicative decrease, as in TCP.
+fast answers and falls by a third after a slow one.
 """
 
 import asyncio

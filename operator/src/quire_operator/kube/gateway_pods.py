@@ -1,6 +1,6 @@
 """The addresses of the gateways: the pods with a label selector in one namespace, and configured URLs.
 
-``app`` builds it for ``Gateways``. It lists pods at most every few seconds, and only on request.
+It lists pods at most every few seconds, and only on request.
 """
 
 import logging

@@ -1,9 +1,8 @@
 """Leader election by a Lease, and the write fence that it opens.
 
-``Elector.run`` campaigns, leads and campaigns again, and opens ``WriteFence`` while it leads. The fence is open for 10
-s from when the last successful renewal was *sent*, and a call takes at most 5 s. So the last write has ended when
-another operator may take over, 15 s after the last change of the Lease by its own clock. ADR 0017 says why this does
-not use the client library's election.
+The fence is open for 10 s from when the last successful renewal was *sent*, and a call takes at most 5 s. So the last
+write has ended when another operator may take over, 15 s after the last change of the Lease by its own clock. ADR 0017
+says why this does not use the client library's election.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The observed objects, reduced to a few fields each, so that thousands fit in memory.
-
-``trimming`` creates them from raw objects, ``store`` keeps them, and ``plan`` and ``status`` read them.
-"""
+"""The observed objects, reduced to a few fields each, so that thousands fit in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

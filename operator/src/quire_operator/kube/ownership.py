@@ -1,8 +1,7 @@
 """The owners of an object's fields: Kubernetes' ``managedFields``, read to find drift and fields of other clients.
 
-``trimming`` uses it when it trims an object, and ``plan`` when it compares the object with the desired one. A path is a
-tuple of FieldsV1 elements: ``f:name`` (a field), ``k:{"name":"engine"}`` (a list item by its keys), ``v:…`` (a set
-item).
+A path is a tuple of FieldsV1 elements: ``f:name`` (a field), ``k:{"name":"engine"}`` (a list item by its keys), ``v:…``
+(a set item).
 """
 
 import copy

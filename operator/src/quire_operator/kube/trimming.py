@@ -1,7 +1,6 @@
 """The reduction of raw objects of the API server to the fields that the operator keeps.
 
-The watches and the client call it for what they read. An object may lack any field, or have a value
-of another type in it.
+An object may lack any field, or have a value of another type in it.
 """
 
 from collections.abc import Mapping, Sequence

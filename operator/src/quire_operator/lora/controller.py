@@ -1,8 +1,8 @@
 """LLMAdapters: what replicas are to serve, and what they report, while this process leads.
 
-``app`` runs ``follow``. The list of an LLMDeployment is a child that its passes apply (``entries``); engines read it
-again when it changes, so an adapter restarts no pod. This module polls the engines' reports, writes the statuses of
-LLMAdapters, and hurries the kubelets of pods that have not read the newest list yet.
+The list of an LLMDeployment is a child that its passes apply (``entries``); engines read it again when it changes, so
+an adapter restarts no pod. This module polls the engines' reports, writes the statuses of LLMAdapters, and hurries the
+kubelets of pods that have not read the newest list yet.
 """
 
 import asyncio
