@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.autoscaling.cases import (
-    MEAN_BUSY,
     OUTAGE_SECONDS,
     Case,
     FaultKind,
@@ -18,7 +17,7 @@ from benchmarks.autoscaling.cases import (
     fitted,
     steepest_ramp,
 )
-from benchmarks.autoscaling.run import Row, Score, Statics, reactive_bound
+from benchmarks.autoscaling.run import Row, Score, Statics
 from quire_cli.simulation.fleet import Crash, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.traces import Request
 
@@ -75,21 +74,6 @@ def test_hindsight_is_the_smallest_fleet_that_meets_the_target(case: Case) -> No
     assert best.score.replica_hours == pytest.approx(
         best.replicas * (case.load.span_seconds - case.load.scored_from) / 3600
     )
-
-
-def test_bound_lags_ramps_faster_than_a_start(load: Load) -> None:
-    quiet = [Request(float(t), 100, 4) for t in range(0, 600, 5)]
-    sudden = fitted("sudden", (*quiet, *(Request(600 + t / 10, 4000, 4) for t in range(600))))
-    slow = Case(load=sudden, startup_delay_seconds=420.0, fault=FaultKind.NONE)
-    assert not reactive_bound(slow, (0,), static=20).meets(0.95)
-    quick = Case(load=load, startup_delay_seconds=0.0, fault=FaultKind.NONE)
-    assert reactive_bound(quick, (0,), static=Statics((0,)).oracle(quick, 0.95).replicas).meets(0.95)
-
-
-def test_engine_speed_keeps_two_replicas_busy_on_average() -> None:
-    load = fitted("flat", tuple(Request(float(second), 4000, 20) for second in range(900)))
-    assert load.mean_busy == pytest.approx(MEAN_BUSY)
-    assert load.engine.kv_tokens >= 24 * 4020
 
 
 def test_outage_starts_with_the_ramp_and_crash_at_the_peak() -> None:

@@ -18,11 +18,9 @@ from benchmarks.serving.comparison.client import (
     run,
     summarise,
 )
-from benchmarks.serving.comparison.levels import highest_level, library_variables
 from benchmarks.serving.comparison.process_tree import ServerError, running
 from benchmarks.serving.comparison.results import Family, Measured, Turn, rows, run_ratios
 from benchmarks.serving.comparison.turns import check, measured_from
-from quire_engine.cpu.limits import KERNELS_VARIABLE
 
 SIXTEEN = parse_workload("256/64@16")
 EIGHT = parse_workload("1024/128@8")
@@ -43,17 +41,6 @@ def measured(workload: Workload, rate: float, *, ttft: float | None = 0.2, itl: 
 
 def turn(name: str, family: Family, run: int, *found: Measured, start: float | None = 10.0) -> Turn:
     return Turn(server=name, family=family, run=run, start_seconds=start, peak_rss_bytes=1 << 30, measured=tuple(found))
-
-
-def test_a_workload_is_read_as_it_is_written() -> None:
-    assert parse_workload(" 256/64@16 ") == Workload(input_tokens=256, output_tokens=64, concurrency=16)
-    assert str(parse_workload("1024/128@8")) == "1024/128@8"
-
-
-@pytest.mark.parametrize("text", ["", "256/64", "256/64@", "0/64@16", "a/b@c", "256/64@16@2", "-1/64@16"])
-def test_invalid_workload_error_shows_the_format(text: str) -> None:
-    with pytest.raises(ValueError, match="such as 256/64@16"):
-        parse_workload(text)
 
 
 def test_prompts_have_the_given_length_and_distinct_starts() -> None:
@@ -90,14 +77,6 @@ def test_ratios_are_of_neighbours_in_one_run() -> None:
     ]
     assert run_ratios(turns, "quire", "vllm", SIXTEEN) == [2.0, 2.0]
     assert run_ratios(turns, "quire", "vllm", EIGHT) == []
-
-
-def test_a_lower_level_limits_the_libraries_of_every_server() -> None:
-    assert library_variables(highest_level()) == {}
-    if highest_level() != "avx2":
-        limited = library_variables("avx2")
-        assert limited["ONEDNN_MAX_CPU_ISA"] == "AVX2" and limited["ATEN_CPU_CAPABILITY"] == "avx2"
-        assert KERNELS_VARIABLE not in limited
 
 
 def outcome(**changes: object) -> Answer:

@@ -108,6 +108,15 @@ class Replica:
 
         self.behaviour = wait
 
+    def refuse(self, status: int, code: str | None = None, **headers: str) -> None:
+        """Answer each request with this error."""
+        error = {"error": {"message": "no", "code": code}}
+
+        async def refusal(request: web.Request) -> web.StreamResponse:
+            return web.json_response(error, status=status, headers=headers)
+
+        self.behaviour = refusal
+
     def break_after(self, data: bytes, content_type: str = "text/event-stream") -> None:
         """Let answers consist of ``data`` and the end of the connection."""
 

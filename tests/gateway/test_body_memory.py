@@ -79,10 +79,7 @@ async def test_body_is_kept_for_the_next_replica_and_then_freed(start_gateway, r
     gateway = await start_gateway(max_body_bytes=MIB, body_memory_bytes=MIB)
     fleet = [await replicas("bad"), await replicas("good")]
 
-    async def busy(request: web.Request) -> web.Response:
-        return web.json_response({}, status=429)
-
-    fleet[0].behaviour = busy
+    fleet[0].refuse(429)
     await gateway.push(chat=[replica.endpoint() for replica in fleet])
     for _ in range(4):
         assert (await post(gateway, MIB // 2))[0] == 200

@@ -199,10 +199,7 @@ async def test_only_one_request_tries_a_replica_that_refuses_all(start_gateway, 
     gateway = await start_gateway(hold_limit=100, hold_timeout_seconds=30.0)
     chat = await replicas("chat-0")
 
-    async def refuse(request: web.Request) -> web.Response:
-        return web.Response(status=503)
-
-    chat.behaviour = refuse
+    chat.refuse(503)
     await gateway.push(chat=[])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(20)]
     await gateway.until_held(20)
@@ -376,16 +373,13 @@ async def test_client_ignores_comments(start_gateway, replicas, hasty):
 async def test_error_after_comments_is_an_event(gateway, replicas, hasty, status):
     chat = await replicas("chat-0")
 
-    async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({"error": {"code": "bad"}}, status=status)
-
-    chat.behaviour = refuse
+    chat.refuse(status, "bad")
     await gateway.push(chat=[])
     async with commented(gateway, stream=True) as response:
         await response.content.readuntil(b"\n\n")
         await gateway.push(chat=[chat.endpoint()])
         text = (await response.text()).replace(COMMENT, "")
-    assert text == 'event: error\ndata: {"error": {"code": "bad"}}\n\n'
+    assert text == 'event: error\ndata: {"error": {"message": "no", "code": "bad"}}\n\n'
 
 
 async def test_hold_that_fails_after_comments_is_an_event(start_gateway, hasty):

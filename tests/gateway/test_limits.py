@@ -287,10 +287,7 @@ async def test_token_limit_counts_the_answers(start_limited):
 async def test_refused_request_uses_no_tokens(start_limited, status, code, next_status):
     gateway, (chat,) = await start_limited("tokens_per_minute=100", hold_timeout_seconds=0.05)
 
-    async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": "no", "code": code}}, status=status)
-
-    chat.behaviour = refuse
+    chat.refuse(status, code)
     assert (await ask(gateway, prompt="x" * 2000))[0] >= 400
     chat.behaviour = chat.say_name
     assert (await ask(gateway))[0] == next_status
@@ -350,12 +347,8 @@ async def test_request_limit_holds_over_two_gateways(start_gateway, replicas, tm
 async def test_refusal_for_a_key_is_not_repeated_on_other_replicas(start_limited):
     gateway, fleet = await start_limited("", count=3)
 
-    async def limited(request: web.Request) -> web.Response:
-        error = {"message": "limited", "code": "rate_limit_exceeded"}
-        return web.json_response({"error": error}, status=429, headers={"Retry-After": "9"})
-
     for replica in fleet:
-        replica.behaviour = limited
+        replica.refuse(429, "rate_limit_exceeded", **{"Retry-After": "9"})
     assert await ask(gateway) == (429, "rate_limit_exceeded", "9")
     assert sum(len(replica.bodies) for replica in fleet) == 1
 
@@ -363,11 +356,8 @@ async def test_refusal_for_a_key_is_not_repeated_on_other_replicas(start_limited
 async def test_full_queue_is_tried_on_other_replicas(start_limited):
     gateway, fleet = await start_limited("", count=2)
 
-    async def full(request: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": "full", "code": "queue_full"}}, status=429)
-
     for replica in fleet:
-        replica.behaviour = full
+        replica.refuse(429, "queue_full")
     assert (await ask(gateway))[:2] == (429, "queue_full")
     assert [len(replica.bodies) for replica in fleet] == [1, 1]
 

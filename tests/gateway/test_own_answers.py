@@ -19,11 +19,8 @@ async def test_unknown_model_creates_no_metric_series(gateway) -> None:
 
 
 async def test_relayed_429_is_counted_by_reason(gateway, replicas) -> None:
-    async def busy(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "later"}}, status=429)
-
     replica = await replicas("chat-0")
-    replica.behaviour = busy
+    replica.refuse(429)
     await gateway.push(chat=[replica.endpoint()])
     assert (await gateway.complete())[0] == 429
     assert await counted(gateway, model="chat", code="429", reason="busy") == 1

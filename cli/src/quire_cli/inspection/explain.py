@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -104,7 +104,7 @@ def explain(
 async def _explain(
     name: str | None, where: Where, operator_url: str | None, *, watch: bool, as_json: bool, last: int
 ) -> None:
-    source = await _source_of(name, where, os.environ, operator_url=operator_url)
+    source = await _source_of(name, where, operator_url)
     try:
         explained = await source.poll(now().timestamp())
         console = plain_console()
@@ -180,32 +180,22 @@ def _print_json(explained: Explanation) -> None:
     print(msgspec.json.encode(explained).decode(), flush=True)
 
 
-async def _source_of(
-    name: str | None, where: Where, environ: Mapping[str, str], *, operator_url: str | None = None
-) -> "RunSource | ClusterSource":
+async def _source_of(name: str | None, where: Where, operator_url: str | None) -> "RunSource | ClusterSource":
     """Return the source for this name, or raise ``UserError``."""
-    found = await open_target(where, [] if name is None else [name], environ)
+    found = await open_target(where, [] if name is None else [name], os.environ)
     if isinstance(found, Run):
-        return RunSource(
-            found, name or only_name(sorted(found.state.deployments), where=f"the run of {found.state.file}")
-        )
-    return await _cluster_source(found, name, where, operator_url)
-
-
-async def _cluster_source(
-    reader: "KubeReader", name: str | None, where: Where, operator_url: str | None
-) -> "RunSource | ClusterSource":
-    namespace = where.namespace or reader.namespace
+        state = found.state
+        return RunSource(found, name or only_name(sorted(state.deployments), where=f"the run of {state.file}"))
+    namespace = where.namespace or found.namespace
     try:
         if name is None:
-            found = [resource.key.name for resource in await reader.resources(namespace)]
-            name = only_name(found, where=f"namespace {namespace} of {reader.label}")
-        return ClusterSource(reader, Key(namespace, name), operator_url)
-    except ClusterError as error:
-        await reader.close()
-        raise user_error(error, looking_for="LLMDeployment to explain") from error
-    except BaseException:
-        await reader.close()
+            known = [resource.key.name for resource in await found.resources(namespace)]
+            name = only_name(known, where=f"namespace {namespace} of {found.label}")
+        return ClusterSource(found, Key(namespace, name), operator_url)
+    except BaseException as error:
+        await found.close()
+        if isinstance(error, ClusterError):
+            raise user_error(error, looking_for="LLMDeployment to explain") from error
         raise
 
 
