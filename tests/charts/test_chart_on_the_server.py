@@ -11,7 +11,7 @@ from chart_support.values import VARIANTS
 
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
-from quire_cluster.errors import HelmFailed, KubectlFailed
+from quire_cluster.errors import KubectlFailed
 from quire_cluster.helm import Helm
 from quire_cluster.waiting import eventually
 
@@ -32,11 +32,6 @@ class Release:
     def uninstall(self) -> None:
         self._helm.run("uninstall", self.name, f"--namespace={self.namespace}", "--ignore-not-found")
 
-    def names(self, kinds: str) -> set[str]:
-        """Return the release's own objects of these kinds."""
-        selector = f"--selector=app.kubernetes.io/instance={self.name}"
-        return set(self.server.kubectl("get", kinds, "-A", selector, "-o", "name").split())
-
 
 @pytest.fixture
 def release(cluster_helm: Helm, crd_server: ControlPlane, namespace: str) -> Iterator[Release]:
@@ -47,7 +42,6 @@ def release(cluster_helm: Helm, crd_server: ControlPlane, namespace: str) -> Ite
 
 
 WITHOUT_CRD: dict[str, Any] = {"crds": {"create": False}}
-KINDS = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,clusterroles,clusterrolebindings"
 
 
 OF_OTHERS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "Certificate", "Issuer"}
@@ -105,18 +99,6 @@ def test_restricted_namespace_rejects_unsafe_pods(release: Release) -> None:
         release.server.kubectl("run", "root", "--image=any", "-n", release.namespace)
 
 
-def test_upgrade_changes_differences_and_uninstall_leaves_nothing(release: Release) -> None:
-    release.helm("install", WITHOUT_CRD)
-    before = release.names(KINDS)
-    release.helm("upgrade", WITHOUT_CRD | {"operator": {"replicas": 1}, "gateway": {"create": False}})
-    after = release.names(KINDS)
-    assert before - after == {name for name in before if "gateway" in name}
-    deployment = ("get", "deployment", f"{release.name}-operator", "-n", release.namespace)
-    assert release.server.kubectl(*deployment, "-o", "jsonpath={.spec.replicas}") == "1"
-    release.uninstall()
-    assert release.names(KINDS) == set()
-
-
 def test_upgrade_to_some_namespaces_removes_cluster_rights(release: Release) -> None:
     release.helm("install", WITHOUT_CRD)
     account = f"--as=system:serviceaccount:{release.namespace}:{release.name}-operator"
@@ -126,11 +108,6 @@ def test_upgrade_to_some_namespaces_removes_cluster_rights(release: Release) -> 
     assert release.server.kubectl(*can_list, "-n", release.namespace).strip() == "yes"
     with pytest.raises(KubectlFailed):
         release.server.kubectl(*can_list, "-n", "kube-public")
-
-
-def test_crd_of_another_release_is_not_adopted_silently(release: Release) -> None:
-    with pytest.raises(HelmFailed, match="customresourcedefinition.*llmdeployments|invalid ownership metadata"):
-        release.helm("install")
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,3 @@ def test_each_value_has_a_row_that_describes_it() -> None:
         "2",
         "Number of gateway pods. With null or autoscaling.enabled, the chart does not set the number.",
     )
-
-
-def test_values_table_changes_with_a_comment(tmp_path: Path) -> None:
-    for name in ("values.yaml", *MADE):
-        shutil.copy(CHART / name, tmp_path)
-    values = tmp_path / "values.yaml"
-    values.write_text(values.read_text().replace("# Minimum number of gateway pods.", "# At night."))
-    subprocess.run([sys.executable, ROOT / "charts" / "document.py", str(tmp_path)], check=True)
-    schema = json.loads((tmp_path / "values.schema.json").read_text())
-    least = schema["properties"]["gateway"]["properties"]["autoscaling"]["properties"]["minReplicas"]
-    assert least["description"] == "At night."
-    assert "| `gateway.autoscaling.minReplicas` | `2` | At night. |" in (tmp_path / "README.md").read_text()
