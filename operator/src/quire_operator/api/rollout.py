@@ -45,8 +45,6 @@ class OnInconclusive(StrEnum):
 class Percent(Kind):
     """A percentage as a whole number or as a decimal in a string, read as a float."""
 
-    maximum: float = 100.0
-
     def schema(self, value_type: Any) -> JSON:
         rule = Rule(
             cel="type(self) == int ? self >= 0 && self <= 100 : self.matches('^(100|[1-9]?[0-9]([.][0-9]{1,3})?)$')",
@@ -60,7 +58,7 @@ class Percent(Kind):
         if not document.has(name):
             return default
         value = document.raw(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= self.maximum:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100:
             return float(value)
         if isinstance(value, str) and re.fullmatch(r"100|[1-9]?[0-9]([.][0-9]{1,3})?", value):
             return float(value)
