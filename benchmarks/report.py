@@ -82,7 +82,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def progress() -> "Progress":
-    """Return a progress bar on stderr."""
     from rich.progress import Progress
 
     return Progress(console=Console(stderr=True), transient=True)

@@ -210,7 +210,6 @@ class Case:
 def cases(
     load: Load, *, delays: Sequence[float] = STARTUP_DELAYS, faults: Sequence[FaultKind] = tuple(FaultKind)
 ) -> list[Case]:
-    """Return every delay with every fault."""
     return [Case(load=load, startup_delay_seconds=delay, fault=fault) for delay in delays for fault in faults]
 
 

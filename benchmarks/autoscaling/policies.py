@@ -518,7 +518,6 @@ _BUCKETS = ((100, "short"), (500, "medium"))
 
 
 def chart_rules(window_seconds: float) -> Rules:
-    """Return the rules in WVA's chart."""
     return Rules(window_seconds=window_seconds, policies=(Step(unit=Unit.PODS, value=10, period_seconds=150),))
 
 
@@ -696,8 +695,6 @@ _LOOK_BACK_SECONDS = 900
 
 
 class StaticScaler:
-    """A scaler that requests nothing."""
-
     period_seconds = 60.0
     scrape_seconds = 0.0
 

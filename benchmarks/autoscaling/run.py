@@ -239,7 +239,6 @@ class Statics:
 
 
 def reactive_bound(case: Case, seeds: Sequence[int], *, static: int) -> Score:
-    """Return the score of the reactive bound."""
     runs = []
     for seed in seeds:
         requests = case.requests(seed)

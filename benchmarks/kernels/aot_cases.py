@@ -31,7 +31,6 @@ from quire_kernels.paged_attention import kernel as paged_attention
 from quire_kernels.paged_attention.plan import allocate_workspace
 from quire_kernels.paged_attention.schedule import ONE
 from quire_kernels.rms_norm import kernel as rms_norm
-from quire_kernels.rotary import kernel as rotary
 from quire_kernels.sampling import kernel as sampling
 from quire_kernels.store_kv import kernel as store_kv
 from quire_kernels.swap_blocks import kernel as swap_blocks
@@ -266,19 +265,6 @@ def _rms_norm() -> Calls:
     }
 
 
-def _rotary() -> Calls:
-    def call(dtype: torch.dtype, dim: int, rotated: int) -> Callable[[], object]:
-        x, table = _empty(dtype, _ROWS, 32, dim), _empty(FP32, 100, rotated)
-        return lambda: rotary.rotary(x, table, _empty(INT64, _ROWS))
-
-    return {
-        "bf16 d64": call(BF16, 64, 64),
-        "bf16 d128": call(BF16, 128, 128),
-        "fp16 d128": call(FP16, 128, 128),
-        "bf16 d96 r32": call(BF16, 96, 32),
-    }
-
-
 def _cache(dtype: torch.dtype, *, head_dim: int, block_size: int = 16, place: torch.device = META) -> KVCache:
     blocks = torch.empty((9, 8, block_size, head_dim), dtype=dtype, device=place)
     scale = _empty(FP32, 8) if dtype == FP8 else None
@@ -387,7 +373,6 @@ CALLS: Mapping[str, Callable[[], Calls]] = {
     "moe": _moe,
     "paged_attention": _paged_attention,
     "rms_norm": _rms_norm,
-    "rotary": _rotary,
     "sampling": _sampling,
     "store_kv": _store_kv,
     "swap_blocks": _swap_blocks,

@@ -16,9 +16,8 @@ from quire_kernels.fp8 import Fp8Rows, quantise_rows
 from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache
 from quire_kernels.rms_norm import reference as norm_reference
 from quire_kernels.rms_norm import rms_norm, rms_norm_fp8
-from quire_kernels.rotary import rotary_table
 from quire_kernels.store_kv import reference as store_reference
-from quire_kernels.store_kv import store_kv
+from quire_kernels.store_kv import rotary_table, store_kv
 
 _EPS = 1e-5
 

@@ -70,7 +70,6 @@ def _flashinfer_module() -> ModuleType | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed peers."""
     module = _flashinfer_module()
     return {} if module is None else {"FlashInfer": str(getattr(module, "__version__", "unknown"))}
 

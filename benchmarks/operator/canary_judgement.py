@@ -59,8 +59,6 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of one run."""
-
     phase: str
     requests: int
     """The requests of the canary until then."""
@@ -143,8 +141,6 @@ def simulate(kind: Kind, *, seed: int, tick_seconds: float = 15.0, policy: Canar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The runs of one kind."""
-
     kind: str
     is_good: bool
     runs: int

@@ -110,7 +110,6 @@ class Cluster:
 
 
 def body(number: int) -> dict[str, Any]:
-    """Return one LLMDeployment."""
     return {
         "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMDeployment",

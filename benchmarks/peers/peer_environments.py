@@ -28,8 +28,6 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One version of one peer."""
-
     name: str
     version: str
 

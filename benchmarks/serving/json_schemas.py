@@ -43,8 +43,6 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaCase:
-    """A schema with its instances."""
-
     name: str
     schema: Any
     instances: list[Instance] = field(default_factory=list)
@@ -92,8 +90,6 @@ DEADLINE_SECONDS = 0.9
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """The results of all schemas."""
-
     schemas: int = 0
     accepted: int = 0
     right: int = 0

@@ -388,7 +388,7 @@ def test_error_of_the_compilation_is_not_hidden_by_the_lock(tmp_path: Path) -> N
         raise OSError("no space")
 
 
-OPS = ["rms_norm", "rotary", "store_kv", "activation", "paged_attention", "sampling"]
+OPS = ["rms_norm", "store_kv", "activation", "paged_attention", "sampling"]
 
 
 @pytest.mark.parametrize("op", OPS)

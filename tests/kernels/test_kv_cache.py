@@ -9,8 +9,7 @@ import torch
 
 from quire_kernels.errors import ArgumentError
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space, read_tokens, write_tokens
-from quire_kernels.rotary import rotary_table
-from quire_kernels.store_kv import store_kv
+from quire_kernels.store_kv import rotary_table, store_kv
 
 
 def cache_of(kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 16, *, num_blocks: int = 9) -> KVCache:

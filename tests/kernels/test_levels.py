@@ -17,9 +17,13 @@ from quire_kernels.precompiled.levels import LEVELS, CpuLevel
 _HERE = Path(__file__).parent
 EVERY = bool(os.environ.get("QUIRE_EVERY_CPU_LEVEL"))
 TESTED = LEVELS if EVERY else LEVELS[-1:]
-_FILES = ("test_packed_linear.py", "test_tiles.py", *(("test_paged_attention.py",) if EVERY else ()))
+_FILES = (
+    "test_packed_linear.py",
+    "test_tiles.py",
+    *(("test_paged_attention.py", "ops/test_paged_attention.py") if EVERY else ()),
+)
 # Tests that do not depend on the instructions, or repeat at length what others show.
-_LEFT_OUT = "refuse or head_dims_and_groups or bend_the_scores or soft_cap_bounds"
+_LEFT_OUT = "refuse or head_dims_and_groups or bend_the_scores"
 
 
 @pytest.mark.timeout(1800)

@@ -20,8 +20,12 @@ from quire_kernels.packed_linear import (
 )
 
 # Outputs and inputs: whole panels and units, a part of one, more panels than threads share, a single number.
-SHAPES = [(1, 2), (32, 4), (33, 78), (96, 66), (576, 1536), (1000, 200)]
-ROWS = [1, 3, 12, 13, 25, 97, 200]
+SHAPES = [(1, 2), (33, 78), (96, 66), (576, 1536), (1000, 200)]
+# Every number of rows with a shape that suits it, and every shape with one row and with many.
+SIZES = [
+    *((rows, outputs, inputs) for outputs, inputs in SHAPES for rows in (1, 97)),
+    *((rows, 33, 78) for rows in (3, 12, 13, 25, 200)),
+]
 needs_pairs = pytest.mark.skipif(not supports_bfloat16(), reason="this CPU does not multiply pairs of bfloat16")
 
 
@@ -29,8 +33,7 @@ def weights(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tens
     return (torch.randn(outputs, inputs) / inputs**0.5).to(dtype), torch.randn(outputs).to(dtype)
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), SIZES)
 def test_int8_equals_the_reference(
     rows: int, outputs: int, inputs: int, dtype: torch.dtype, strided: Callable[..., Tensor]
 ) -> None:
@@ -71,8 +74,8 @@ def test_row_has_the_same_bits_in_every_batch_and_place(
         layers.append(lambda rows: bfloat16_linear(rows, pairs))
     for layer in layers:
         together = layer(x)
-        for count in (1, 2, 7, 12, 13, 17, 100):
-            for first in (0, 5, 31):
+        for count in (1, 2, 12, 13, 100):
+            for first in (0, 31):
                 assert torch.equal(layer(x[first : first + count]), together[first : first + count])
         order = torch.randperm(131)
         assert torch.equal(layer(x[order]), together[order])
@@ -80,8 +83,7 @@ def test_row_has_the_same_bits_in_every_batch_and_place(
 
 
 @needs_pairs
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), SIZES)
 def test_bfloat16_equals_the_reference(rows: int, outputs: int, inputs: int, strided: Callable[..., Tensor]) -> None:
     weight, bias = weights(outputs, inputs, torch.bfloat16)
     x = strided(rows, inputs, dtype=torch.bfloat16, gap=4)
@@ -90,11 +92,10 @@ def test_bfloat16_equals_the_reference(rows: int, outputs: int, inputs: int, str
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), SIZES)
 @pytest.mark.parametrize("halves", [False, True])
 def test_float_equals_the_reference(
-    halves: bool, rows: int, outputs: int, inputs: int, threads: int, strided: Callable[..., Tensor]
+    halves: bool, rows: int, outputs: int, inputs: int, strided: Callable[..., Tensor]
 ) -> None:
     weight, bias = weights(outputs, inputs, torch.float32)
     x = strided(rows, inputs, dtype=torch.float32)

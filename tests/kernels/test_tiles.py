@@ -29,7 +29,7 @@ def emulated() -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
 def test_linear_layers_use_one_product_per_tile(rows: int, threads: int) -> None:
     outputs, inputs = 96, 128
     weight = torch.randn(outputs, inputs).bfloat16()
@@ -65,8 +65,7 @@ def test_sums_are_kept_between_the_parts_of_a_long_panel() -> None:
         assert torch.equal(int8_linear(x[row : row + 1], whole)[0], int8_linear(x, whole)[row])
 
 
-@pytest.mark.parametrize("inputs", [16, 64, 128, 1600])
-@pytest.mark.parametrize("rows", [64, 95, 96, 290])
+@pytest.mark.parametrize(("rows", "inputs"), [(64, 16), (95, 64), (96, 128), (95, 1600), (290, 1600)])
 def test_row_in_a_batch_equals_the_single_row_bitwise(rows: int, inputs: int, threads: int) -> None:
     """Results are stored during the next block. The last panel is not whole, and 290 long rows are two chunks."""
     weight, bias = (torch.randn(70, inputs) / inputs**0.5).bfloat16(), torch.randn(70).bfloat16()
@@ -80,9 +79,10 @@ def test_row_in_a_batch_equals_the_single_row_bitwise(rows: int, inputs: int, th
         assert torch.equal(bfloat16_linear(x[row : row + 1], pairs)[0], found[row])
 
 
-@pytest.mark.parametrize("block_size", [16, 32])
-@pytest.mark.parametrize("head_dim", [20, 64, 80, 96])
-@pytest.mark.parametrize("group", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "group"),
+    [(16, 20, 3), (16, 64, 1), (32, 64, 20), (16, 80, 20), (32, 96, 3), (32, 20, 1)],
+)
 def test_attention_is_right_for_shapes_of_tiles(
     block_size: int, head_dim: int, group: int, fill_cache: Callable[..., Any], assert_close: Callable[..., None]
 ) -> None:

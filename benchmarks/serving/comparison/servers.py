@@ -32,8 +32,6 @@ _SPARE_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a server, and its requests."""
-
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     workloads: tuple[Workload, ...]
@@ -43,8 +41,6 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The settings of a launch."""
-
     model: Path
     port: int
     cpu_level: CpuLevel

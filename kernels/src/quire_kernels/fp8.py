@@ -21,8 +21,6 @@ SMALLEST_MAGNITUDE = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """Quantized rows, contiguous."""
-
     values: Tensor  # [T, K] float8_e4m3fn
     scales: Tensor  # [T, 1] float32
 

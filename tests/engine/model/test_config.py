@@ -11,7 +11,7 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig, load_config, parse_config
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.families import SUPPORTED
-from quire_engine.model.rope import LinearScaling, Llama3Scaling, RopeConfig
+from quire_engine.model.rope import RopeConfig
 from quire_engine.model.shape import without_idle_windows
 
 BASE: dict[str, Any] = {
@@ -56,25 +56,6 @@ def test_given_fields_override_defaults() -> None:
     )
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (2, 32, 1e-5)
     assert (config.tie_word_embeddings, config.attention_bias) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("changes", "theta", "scaling"),
-    [
-        ({"rope_theta": 5e5}, 5e5, None),
-        ({"rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}}, 2e4, None),
-        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}, 1e4, LinearScaling(factor=2.0)),
-        (
-            {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}},
-            5e5,
-            Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
-        ),
-        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5, None),
-    ],
-)
-def test_rope_is_read_from_old_and_new_fields(changes: dict[str, Any], theta: float, scaling: object) -> None:
-    rope = parsed(**changes).ropes[0]
-    assert (rope.theta, rope.scaling) == (theta, scaling)
 
 
 @pytest.mark.parametrize(
@@ -142,34 +123,11 @@ def test_gemma_2_has_its_own_defaults() -> None:
     assert (uncapped.attention_soft_cap, uncapped.logit_soft_cap, uncapped.attention_scale) == (None, None, 1 / 8)
 
 
-@pytest.mark.parametrize(
-    ("changes", "local", "everywhere"),
-    [
-        ({}, RopeConfig(theta=1e4), RopeConfig(theta=1e6)),
-        (
-            {"rope_theta": 2e6, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 8}},
-            RopeConfig(theta=5e3),
-            RopeConfig(theta=2e6, scaling=LinearScaling(factor=8.0)),
-        ),
-        (
-            {
-                "rope_parameters": {
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
-                    "full_attention": {"rope_type": "linear", "rope_theta": 2e6, "factor": 8},
-                }
-            },
-            RopeConfig(theta=5e3),
-            RopeConfig(theta=2e6, scaling=LinearScaling(factor=8.0)),
-        ),
-    ],
-)
-def test_gemma_3_uses_another_rope_in_windowed_layers(
-    changes: dict[str, Any], local: RopeConfig, everywhere: RopeConfig
-) -> None:
-    config = parsed(architectures=["Gemma3ForCausalLM"], sliding_window=8, sliding_window_pattern=2, **changes)
-    assert config.ropes == (local, everywhere)
+def test_gemma_3_uses_another_rope_in_windowed_layers() -> None:
+    config = parsed(architectures=["Gemma3ForCausalLM"], sliding_window=8, sliding_window_pattern=2)
+    assert config.ropes == (RopeConfig(theta=1e4), RopeConfig(theta=1e6))
     # It also applies if the window hides nothing.
-    assert without_idle_windows(config, 8).ropes == (local, everywhere)
+    assert without_idle_windows(config, 8).ropes == config.ropes
 
 
 def test_phi3_may_rotate_part_of_a_head() -> None:

@@ -11,7 +11,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from quire_engine.model.rope import LongRopeScaling, RopeConfig, YarnScaling, parse_rope, rotation_problems
 from quire_engine.model.rope_frequencies import rotation
-from quire_kernels.rotary import rotary_table
+from quire_kernels.store_kv import rotary_table
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {

@@ -1,9 +1,8 @@
 """Every causal model type of transformers, probed without weights: how many run with our cache, and why others fail.
 
-ADR 0026 contains this table. A new release of transformers changes it; the changes are then to be reviewed.
+A new release of transformers changes the number and the table in ADR 0026; the changes are then to be reviewed.
 """
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.linear import choose_linear_backend
 from quire_engine.model.transformers_backend import attention, checkpoint
 from quire_engine.model.transformers_backend.candidate import judge_class, make_shape
-from quire_engine.model.transformers_backend.description import Description, describe_config
+from quire_engine.model.transformers_backend.description import Description, Unservable, describe_config
 from quire_engine.model.transformers_backend.model import TransformersModel
-from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model.transformers_backend.self_test import check_faithful
 from quire_engine.runner.kv_cache import cache_groups
 
@@ -41,7 +39,7 @@ def verdict(model_type: str) -> str:
     try:
         judge_class(describe(model_type))
     except Unservable as error:
-        return error.kind
+        return str(error)
     except Exception:  # it has no model; only other configurations use it
         return "configuration"
     return "served"
@@ -49,20 +47,11 @@ def verdict(model_type: str) -> str:
 
 def test_every_causal_type_is_served_or_refused_for_a_reason() -> None:
     verdicts = {model_type: verdict(model_type) for model_type in TYPES}
-    assert Counter(verdicts.values()) == {
-        "served": 93,
-        "keeps a state": 29,
-        "no attention interface": 20,
-        "other attention": 8,
-        "encoder-decoder": 13,
-        "not causal": 11,
-        "not tried": 10,
-        "layers attend more than once": 2,
-        "metadata dropped": 2,
-        "configuration": 1,
-    }, verdicts
-    assert {name for name, kind in verdicts.items() if kind == "metadata dropped"} == {"nemotron", "stablelm"}
-    assert {verdicts[name] for name in ("falcon", "bloom", "mpt", "gptj", "gpt_neo")} == {"no attention interface"}
+    assert list(verdicts.values()).count("served") == 93, verdicts
+    drops_metadata = "does not pass the arguments of its forward pass"
+    assert {name for name, why in verdicts.items() if why.startswith(drops_metadata)} == {"nemotron", "stablelm"}
+    own_attention = {name for name, why in verdicts.items() if why.startswith("computes attention by itself")}
+    assert own_attention >= {"falcon", "bloom", "mpt", "gptj", "gpt_neo"}
 
 
 WIDE = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}

@@ -22,7 +22,6 @@ from quire_engine.model.decoder import Family, find_family, has_own_lm_head
 from quire_engine.model.divided import Links, OneRank
 from quire_engine.model.expert_tensors import read_stacked
 from quire_engine.model.experts import ExpertNames, ExpertsConfig
-from quire_engine.model.families import SUPPORTED
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.model.model_part import ModelPart
@@ -143,45 +142,6 @@ def test_model_safetensors_is_preferred_to_other_files(tmp_path: Path) -> None:
 def test_config_decides_which_tensors_are_expected(config: ModelConfig, expected: set[str]) -> None:
     plain = LLAMA.tensor_shapes(replace(CONFIG, num_layers=config.num_layers), ())
     assert set(LLAMA.tensor_shapes(config, ())) - set(plain) == expected
-
-
-@pytest.mark.parametrize(
-    ("family", "more", "fewer"),
-    [
-        (find_family("MistralForCausalLM"), set(), set()),
-        (find_family("Qwen2ForCausalLM"), {f"self_attn.{name}_proj.bias" for name in "qkv"}, set()),
-        (find_family("Qwen3ForCausalLM"), {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}, set()),
-        (
-            find_family("Gemma2ForCausalLM"),
-            {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
-            set(),
-        ),
-        (
-            find_family("Gemma3ForCausalLM"),
-            {
-                "pre_feedforward_layernorm.weight",
-                "post_feedforward_layernorm.weight",
-                "self_attn.q_norm.weight",
-                "self_attn.k_norm.weight",
-            },
-            set(),
-        ),
-        (
-            find_family("Phi3ForCausalLM"),
-            {"self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"},
-            {
-                *(f"self_attn.{name}_proj.weight" for name in "qkv"),
-                "mlp.gate_proj.weight",
-                "mlp.up_proj.weight",
-            },
-        ),
-    ],
-)
-def test_families_differ_from_llama_in_a_few_tensors(family: Family, more: set[str], fewer: set[str]) -> None:
-    config = replace(CONFIG, num_layers=1)
-    own, plain = set(family.tensor_shapes(config, ())), set(LLAMA.tensor_shapes(config, ()))
-    assert own - plain == {f"model.layers.0.{name}" for name in more}
-    assert plain - own == {f"model.layers.0.{name}" for name in fewer}
 
 
 MOE = replace(
@@ -456,11 +416,6 @@ def test_dummy_weights_of_a_stage_are_those_of_the_model(tied: bool, tmp_path: P
         (stage.head.lm_head, whole.lm_head),
     ]
     assert all(torch.equal(own.keywords["weight"], other.keywords["weight"]) for own, other in pairs)
-
-
-def test_every_supported_architecture_has_a_family() -> None:
-    assert "LlamaForCausalLM" in SUPPORTED
-    assert all(find_family(name).tensor_shapes(CONFIG, ()) for name in SUPPORTED)
 
 
 class ReadOf:

@@ -12,7 +12,7 @@ OPS = pytest.mark.parametrize("op", [silu_and_mul, gelu_tanh_and_mul])
 
 
 @OPS
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 704), (17, 33), (130, 320), (2, 1536), (1, 4096)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (17, 33), (130, 320), (1, 4096)])
 def test_equals_the_reference(
     op: Op,
     rows: int,

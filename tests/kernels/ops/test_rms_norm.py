@@ -10,9 +10,7 @@ from quire_kernels.rms_norm import reference, rms_norm
 Close = Callable[[Tensor, Tensor], None]
 
 
-@pytest.mark.parametrize(
-    ("rows", "width"), [(1, 1), (1, 256), (17, 32), (33, 80), (3, 96), (130, 576), (3, 1536), (3, 4096), (1, 16384)]
-)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (17, 32), (33, 80), (130, 576), (1, 16384)])
 def test_equals_the_reference(
     rows: int,
     width: int,
@@ -26,7 +24,7 @@ def test_equals_the_reference(
     assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 80), (130, 576), (2, 4096)])
+@pytest.mark.parametrize(("rows", "width"), [(5, 80), (130, 576), (2, 4096)])
 def test_adds_to_the_residual_in_place_and_normalises_the_sum(
     rows: int, width: int, dtype: torch.dtype, strided: Callable[..., Tensor], assert_close: Close, device: torch.device
 ) -> None:

@@ -51,7 +51,7 @@ from quire_engine.model.tensor_splits import tensor_split
 from quire_engine.model.weights import TensorSource, are_equal, in_own_memory
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.moe import Routes
-from quire_kernels.rotary import rotary_table
+from quire_kernels.store_kv import rotary_table
 
 _log = logging.getLogger(__name__)
 _EMBEDDING, _NORM, _LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -121,7 +121,6 @@ class Family:
 
 
 def find_family(architecture: str) -> Family:
-    """Return the family of a supported architecture."""
     return Family(FAMILIES[architecture].traits)
 
 
@@ -131,7 +130,6 @@ def has_own_lm_head(source: TensorSource, dtype: torch.dtype) -> bool:
 
 
 def _experts(config: ModelConfig, index: int) -> ExpertsConfig | None:
-    """Return the experts of layer ``index``, or None."""
     return config.experts if config.experts is not None and config.experts.in_layer[index] else None
 
 

@@ -33,7 +33,6 @@ class ExpertsConfig:
 
 
 def mixtral_experts(fields: Fields, layers: int) -> ExpertsConfig:
-    """Return experts for every layer."""
     num_experts, per_token = _counts(fields, "num_local_experts", default=8, per_token=2)
     return ExpertsConfig(
         num_experts=num_experts,

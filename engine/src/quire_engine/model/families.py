@@ -41,8 +41,6 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeFamily:
-    """A family: its configuration and its layers."""
-
     dialect: Dialect = field(default_factory=Dialect)
     traits: Traits
 

@@ -11,9 +11,7 @@ from quire_kernels.kv_cache import KVCache
 
 class ReadTensor(Protocol):
     @property
-    def names(self) -> Collection[str]:
-        """The names of all tensors in the checkpoint."""
-        ...
+    def names(self) -> Collection[str]: ...
 
     def __call__(self, name: str, part: int | None = None) -> Tensor:
         """Return the named tensor, checked and in the model's dtype, or read only one part of its first dimension."""

@@ -27,8 +27,6 @@ class ReadSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVScales:
-    """The scales of one layer."""
-
     key: float
     value: float
 

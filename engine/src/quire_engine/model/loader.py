@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeCandidate:
-    """A ``model.candidate.Candidate`` of a native family."""
-
     folder: Path
     shape: ModelConfig
     longest: int

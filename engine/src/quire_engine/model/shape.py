@@ -8,8 +8,6 @@ from quire_common.model_memory import Windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerHeads:
-    """The attention heads of one layer."""
-
     heads: int
     """The number of query heads."""
     kv_heads: int
@@ -42,7 +40,6 @@ class ModelShape:
 
     @property
     def layer_heads(self) -> tuple[LayerHeads, ...]:
-        """Return the heads by layer."""
         alike = LayerHeads(heads=self.num_heads, kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         return self.uneven_heads or (alike,) * self.num_layers
 

@@ -38,8 +38,6 @@ _COMPARED_ROWS = 4096
 
 
 class TensorSource(Protocol):
-    """A source of weights."""
-
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:

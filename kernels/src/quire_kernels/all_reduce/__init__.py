@@ -55,7 +55,6 @@ class SharedRings:
 
     @property
     def address(self) -> int:
-        """The address of the counters."""
         return int(self._memory.ctypes.data)
 
     @property

@@ -53,8 +53,6 @@ def _load_configuration(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def release(typingctx: Any) -> Any:
-    """Release the thread's tiles."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         call_tile(builder, "tilerelease")
         return context.get_dummy_value()
@@ -178,26 +176,6 @@ def tile_product(
         return types.void(*(i64,) * 14, types.boolean), codegen
 
     return multiply
-
-
-@intrinsic
-def multiply_registers(typingctx: Any, steps: Any, numbers: Any) -> Any:
-    """Multiply tiles of bfloat16 without loads, four products per step: the peak rate for comparisons.
-
-    numbers  the address of a tile's numbers; not 0, so that no shortcut for zeros counts
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for tile in range(4):
-            call_tile(builder, "tilezero", tile)
-        for tile in range(4, 8):
-            call_tile(builder, "tileloadd64", tile, place_at(builder, args[1]), ir.Constant(_I64, ROW_BYTES))
-        with cgutils.for_range(builder, args[0]):
-            for target, a, b in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
-                call_tile(builder, "tdpbf16ps", target, a, b)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
 
 
 def _ask_ahead(builder: Any, address: Any, size: Any) -> None:

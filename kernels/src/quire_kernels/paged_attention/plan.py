@@ -97,8 +97,6 @@ class ScheduleKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
-    """An ``AttentionPlan`` on a device."""
-
     block_tables: Tensor  # [B, M] int32
     query_starts: Tensor  # [B + 1] int32: the queries of sequence b are query_starts[b] .. query_starts[b + 1] - 1
     context_lens: Tensor  # [B] int32, 0 for a padded row, which has no queries

@@ -144,7 +144,6 @@ def kept_units(
     farthest,
     TILE: tl.constexpr,
 ):
-    """Return the weight of the kept tokens."""
     lanes = tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.int64)
     for start in range(0, size, TILE):

@@ -28,7 +28,6 @@ from quire_kernels.cpu_runtime.scalars import (
     to_storage,
 )
 from quire_kernels.kv_cache import KVCache
-from quire_kernels.rotary.cpu import rotate_head
 from quire_kernels.store_kv import HeadNorm
 
 # Below this many elements, waking a second thread costs more than it saves.
@@ -48,6 +47,16 @@ def _normalise_head(head: Any, weight: Any, dim: Any, eps: Any) -> None:
     scale = np.float32(1.0 / np.sqrt(np.float64(total) / dim + eps))
     for i in range(dim):
         head[i] = to_storage(to_float32(head[i]) * scale * to_float32(weight[i]), head[i])
+
+
+@njit(fastmath=FAST)
+def _rotate_head(head: Any, cos_sin: Any, half: Any) -> None:
+    """Rotate one head vector in place; ``cos_sin`` is the table's row for its position."""
+    for i in range(half):
+        first, second = to_float32(head[i]), to_float32(head[half + i])
+        cos, sin = cos_sin[i], cos_sin[half + i]
+        head[i] = to_storage(first * cos - second * sin, head[i])
+        head[half + i] = to_storage(second * cos + first * sin, head[i])
 
 
 @njit
@@ -145,12 +154,12 @@ def _store_kv_worker(block: Any) -> None:
                 query = carray(storage_pointer(block, q + token * q_bytes + h * dim * size), dim)
                 if a[23] != 0:
                     _normalise_head(query, q_weight, dim, q_eps)
-                rotate_head(query, cos_sin, width // 2)
+                _rotate_head(query, cos_sin, width // 2)
             for h in range(kv_heads):
                 key = carray(storage_pointer(block, k + token * k_bytes + h * dim * size), dim)
                 if a[25] != 0:
                     _normalise_head(key, k_weight, dim, k_eps)
-                rotate_head(key, cos_sin, width // 2)
+                _rotate_head(key, cos_sin, width // 2)
                 value = carray(storage_pointer(block, v + token * v_bytes + h * dim * size), dim)
                 index = slot // block_size * kv_heads + h
                 key_block, value_block = key_cache + index * sizes[0], value_cache + index * sizes[1]

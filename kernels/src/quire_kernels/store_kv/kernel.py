@@ -1,8 +1,8 @@
 """store_kv in Triton: one program per token and group of heads; query heads come before key and value heads.
 
-The rotation is that of ``rotary`` (RoFormer, arXiv 2104.09864), the norm of a head that of ``rms_norm``; both in
-float32, with the norm's result rounded to its dtype as in ``rms_norm``. A float8 cache stores x / scale, rounded to
-nearest even and limited to ±448; NaN stays NaN (Micikevicius et al., arXiv 2209.05433).
+The rotation and the norm of a head, which is that of ``rms_norm``, are in float32, with the norm's result rounded to
+its dtype as in ``rms_norm``. A float8 cache stores x / scale, rounded to nearest even and limited to ±448;
+NaN stays NaN (Micikevicius et al., arXiv 2209.05433).
 
 Legend: T tokens, HQ/HK query/KV heads, D head dim, P positions in the table, R rotated components, N blocks of S.
 """
@@ -13,13 +13,22 @@ from torch import Tensor
 
 from quire_kernels.fp8_linear.device_functions import to_float8
 from quire_kernels.kv_cache import KVCache
-from quire_kernels.rotary.kernel import load_angles
 from quire_kernels.store_kv import HeadNorm
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
 from quire_kernels.triton_runtime.launch import Launch, cdiv, launches, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
+
+
+@triton.jit
+def _load_angles(cos_sin, position, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
+    """Return the cosines and sines of a position, [1, HALF_BLOCK] each; its padding (ones and zeros) has no effect."""
+    component = tl.arange(0, HALF_BLOCK)[None, :]
+    row = cos_sin + position * (2 * HALF)
+    cos = tl.load(row + component, mask=component < HALF, other=1.0)
+    sin = tl.load(row + HALF + component, mask=component < HALF, other=0.0)
+    return cos, sin
 
 
 @triton.jit
@@ -104,7 +113,7 @@ def _store_kv_kernel(
     group = tl.program_id(1)
     position = tl.load(positions + token)
     tl.device_assert((position >= 0) & (position < num_positions), "store_kv: positions leave the table")
-    cos, sin = load_angles(cos_sin, position, HALF, HALF_BLOCK)
+    cos, sin = _load_angles(cos_sin, position, HALF, HALF_BLOCK)
     component = tl.arange(0, HALF_BLOCK)[None, :]
     rest = 2 * HALF + tl.arange(0, TAIL_BLOCK)[None, :]
     q_groups: tl.constexpr = (HQ + Q_HEADS - 1) // Q_HEADS

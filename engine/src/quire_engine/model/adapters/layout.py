@@ -21,7 +21,6 @@ class JoinedLinear:
 
 
 def module_shapes(linears: tuple[JoinedLinear, ...]) -> Mapping[str, tuple[int, int]]:
-    """Return the outputs and inputs of each module."""
     return {
         module: (outputs, linear.inputs)
         for linear in linears

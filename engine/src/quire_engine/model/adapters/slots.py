@@ -22,8 +22,6 @@ class ModuleAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWeights:
-    """An adapter in host memory."""
-
     rank: int
     """The largest rank of its modules."""
     modules: Mapping[str, ModuleAdapter]
@@ -68,7 +66,6 @@ class AdapterPool:
             add_adapters(slots.b.new_zeros((1, sum(linear.outputs))), x, slots, on_device)
 
     def write(self, slot: int, weights: AdapterWeights) -> None:
-        """Replace the adapter in a slot."""
         for linear, slots in self._layers:
             begin, largest = 0, slots.b.shape[1]
             for part, (module, outputs) in enumerate(zip(linear.modules, linear.outputs, strict=True)):

@@ -42,7 +42,6 @@ class LayerSizes:
 
 
 def layer_sizes(shape: ModelShape) -> LayerSizes:
-    """Return the sizes of a model's own layer."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     hidden, intermediate = shape.hidden_size, shape.intermediate_size
     weights = (
@@ -104,7 +103,6 @@ def one_thread() -> Iterator[None]:
 
 
 def pack_layer(backend: LinearBackend, sizes: LayerSizes) -> list[Linear]:
-    """Return a layer of random weights."""
     generator = torch.Generator().manual_seed(0)
     packed = []
     for outputs, inputs in sizes.weights:

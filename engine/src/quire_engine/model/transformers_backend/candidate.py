@@ -12,11 +12,10 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.shape import ModelShape, without_idle_windows
 from quire_engine.model.transformers_backend import attention, checkpoint
-from quire_engine.model.transformers_backend.description import Description, describe, name_of
+from quire_engine.model.transformers_backend.description import Description, Unservable, describe, name_of
 from quire_engine.model.transformers_backend.layers import AttentionLayers, judge
 from quire_engine.model.transformers_backend.model import TransformersModel
 from quire_engine.model.transformers_backend.probe import PROBING, Probe, build_on_meta, run_probe
-from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model.transformers_backend.self_test import check_faithful
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
 
@@ -25,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersCandidate:
-    """A ``model.candidate.Candidate`` of transformers."""
-
     folder: Path
     description: Description
     layers: AttentionLayers
@@ -106,11 +103,10 @@ def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
         probe = run_probe(build_on_meta(description.model_class, description.config))
     except Exception as error:  # the model's own code runs on tensors without values
         if isinstance(error, KeyError) and error.args == (PROBING,):
-            raise Unservable("no attention interface", "does not let quire choose its attention") from error
+            raise Unservable("does not let quire choose its attention") from error
         raise Unservable(
-            "not tried",
             "failed in a trial run on shapes, which shows its attention:"
-            f" {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            f" {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         ) from error
     return judge(probe), probe
 

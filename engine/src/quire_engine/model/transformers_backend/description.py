@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import read_eos_token_ids, warn_of_unread
-from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model_folder import (
     NO_OVERRIDES,
     ConfigOverrides,
@@ -36,6 +35,10 @@ _KNOWN_LAYERS = ("attention", "full_attention", "sliding_attention", "chunked_at
 _POSITION_LIMITS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length")
 
 
+class Unservable(Exception):
+    """A model that cannot run with our cache; ``str(error)`` states the reason, with the model as its subject."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     model_class: type[PreTrainedModel]
@@ -52,9 +55,8 @@ def describe(folder: Path, *, trust_remote_code: bool, overrides: ConfigOverride
     custom = _is_custom(raw)
     if custom and not trust_remote_code:
         raise Unservable(
-            "custom code",
             "is code of the model folder's own (auto_map in config.json), which runs in the engine process only with"
-            " --trust-remote-code",
+            " --trust-remote-code"
         )
     if not raw:
         raise ModelFolderError(f"{folder} has no config.json; a model is a folder in Hugging Face layout")
@@ -82,22 +84,20 @@ def describe_config(
 ) -> Description:
     """Return the description of a configuration. Raise Unservable if the model is not supported."""
     if config.is_encoder_decoder:
-        raise Unservable("encoder-decoder", "is an encoder-decoder; a decoder-only causal language model is needed")
+        raise Unservable("is an encoder-decoder; a decoder-only causal language model is needed")
     if getattr(config, "quantization_config", None) is not None:
-        raise Unservable("quantized", "is quantized (quantization_config); weights in 16 or 32 bits are needed")
+        raise Unservable("is quantized (quantization_config); weights in 16 or 32 bits are needed")
     if config.sub_configs.get("text_config") is model_class.config_class is not None:
         config = config.get_text_config()
     text = config.get_text_config()
     _check_layers(model_class, text)
     if not model_class._can_set_attn_implementation():
-        raise Unservable(
-            "no attention interface", "computes attention by itself and not through transformers' interface for it"
-        )
+        raise Unservable("computes attention by itself and not through transformers' interface for it")
     _settle_rope(text)
     problems: list[str] = []
     ends = read_eos_token_ids({"eos_token_id": getattr(text, "eos_token_id", None)}, generation, problems)
     if problems:
-        raise Unservable("configuration", f"has a wrong configuration: {problems[0]}")
+        raise Unservable(f"has a wrong configuration: {problems[0]}")
     return Description(
         model_class=model_class,
         config=config,
@@ -110,12 +110,12 @@ def describe_config(
 def find_class(config: PreTrainedConfig, architectures: tuple[str, ...]) -> type[PreTrainedModel]:
     """Return transformers' class for the first causal architecture in the list, else for the type."""
     if config.is_encoder_decoder:
-        raise Unservable("encoder-decoder", "is an encoder-decoder; a decoder-only causal language model is needed")
+        raise Unservable("is an encoder-decoder; a decoder-only causal language model is needed")
     names = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
     own = _as_tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ()))
     chosen = next((name for name in architectures or own if name in names), None)
     if chosen is None:
-        raise Unservable("no causal language model", "is not a causal language model of transformers")
+        raise Unservable("is not a causal language model of transformers")
     import transformers
 
     found: type[PreTrainedModel] = getattr(transformers, chosen)
@@ -129,7 +129,7 @@ def _as_tuple(names: Any) -> tuple[str, ...]:
 def _architectures(raw: dict[str, Any]) -> tuple[str, ...]:
     named = raw.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise Unservable("configuration", f"has architectures {named!r} in its config.json; a list of names is needed")
+        raise Unservable(f"has architectures {named!r} in its config.json; a list of names is needed")
     return tuple(named)
 
 
@@ -144,16 +144,13 @@ def _is_custom(raw: dict[str, Any]) -> bool:
 def _load_config(folder: Path, raw: dict[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:
     if not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING:
         version = importlib.metadata.version("transformers")
-        raise Unservable(
-            "no causal language model",
-            f"has a model_type that transformers {version} does not know: {raw.get('model_type')!r}",
-        )
+        raise Unservable(f"has a model_type that transformers {version} does not know: {raw.get('model_type')!r}")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # the exception of a configuration class for unexpected values can be of any type
-        raise Unservable("configuration", f"has a configuration that cannot be read: {_one_line(error)}") from error
+        raise Unservable(f"has a configuration that cannot be read: {_one_line(error)}") from error
     return config
 
 
@@ -162,7 +159,7 @@ def _read_from(config: PreTrainedConfig, raw: dict[str, Any]) -> PreTrainedConfi
     try:
         changed: PreTrainedConfig = type(config).from_dict(raw)
     except Exception as error:  # the exception of a configuration class for unexpected values can be of any type
-        raise Unservable("configuration", f"has no configuration with --hf-overrides: {_one_line(error)}") from error
+        raise Unservable(f"has no configuration with --hf-overrides: {_one_line(error)}") from error
     return changed
 
 
@@ -182,11 +179,11 @@ def _undeclared(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> Itera
 def _custom_class(folder: Path, raw: dict[str, Any]) -> type[PreTrainedModel]:
     reference = raw["auto_map"].get(AutoModelForCausalLM.__name__)
     if not isinstance(reference, str):
-        raise Unservable("no causal language model", "names no AutoModelForCausalLM in its auto_map")
+        raise Unservable("names no AutoModelForCausalLM in its auto_map")
     try:
         found: type[PreTrainedModel] = get_class_from_dynamic_module(reference, folder, local_files_only=True)
     except Exception as error:  # the folder's own code
-        raise Unservable("custom code", f"has code that cannot be loaded: {_one_line(error)}") from error
+        raise Unservable(f"has code that cannot be loaded: {_one_line(error)}") from error
     return found
 
 
@@ -194,11 +191,11 @@ def _check_layers(model_class: type[PreTrainedModel], config: PreTrainedConfig) 
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     found = [kind for kind in _STATEFUL_LAYERS if kind in kinds]
     if found or model_class._is_stateful:
-        raise Unservable("keeps a state", _STATE.format(", ".join(found) or config.model_type))
+        raise Unservable(_STATE.format(", ".join(found) or config.model_type))
     # A layer that selects a few of many tokens may look like full attention as long as there are few.
     unknown = sorted({str(kind) for kind in kinds} - set(_KNOWN_LAYERS))
     if unknown:
-        raise Unservable("other attention", f"has layers that our kernel does not compute ({', '.join(unknown)})")
+        raise Unservable(f"has layers that our kernel does not compute ({', '.join(unknown)})")
 
 
 def _settle_rope(config: PreTrainedConfig) -> None:
@@ -220,7 +217,7 @@ def _longest(config: PreTrainedConfig) -> int:
     limits = [getattr(config, name, None) for name in _POSITION_LIMITS]
     longest = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     if longest is None:
-        raise Unservable("configuration", "does not say how many positions it has (max_position_embeddings)")
+        raise Unservable("does not say how many positions it has (max_position_embeddings)")
     # Beyond its original positions, this scaling changes the angles of all sequences of a batch when one grows longer.
     originals = [
         rope["original_max_position_embeddings"]

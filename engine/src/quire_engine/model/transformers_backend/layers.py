@@ -10,8 +10,8 @@ import torch
 
 from quire_common.model_memory import Windows
 from quire_engine.model.shape import LayerHeads
+from quire_engine.model.transformers_backend.description import Unservable
 from quire_engine.model.transformers_backend.probe import AttentionCall, Mask, Probe
-from quire_engine.model.transformers_backend.refusal import Unservable
 
 # Arguments of attention that do not change the result.
 _HARMLESS = frozenset(
@@ -54,24 +54,23 @@ class AttentionLayers:
 def judge(probe: Probe) -> AttentionLayers:
     """Return the attention layers. Raise Unservable if our kernel does not compute their attention."""
     if not probe.calls:
-        raise Unservable("no attention interface", "does not compute attention through transformers' interface")
+        raise Unservable("does not compute attention through transformers' interface")
     if not all(call.has_metadata for call in probe.calls):
         raise Unservable(
-            "metadata dropped",
             "does not pass the arguments of its forward pass to its attention layers, which then do not know"
-            " whose tokens they see",
+            " whose tokens they see"
         )
     repeated, count = Counter(call.layer for call in probe.calls).most_common(1)[0]
     if count > 1:
-        raise Unservable("layers attend more than once", f"computes attention {count} times in one layer, {repeated}")
+        raise Unservable(f"computes attention {count} times in one layer, {repeated}")
     for call in probe.calls:
         _check_call(call)
     sights = tuple(_sight(call) for call in probe.calls)
     kinds = {type(sight) for sight in sights if sight is not None}
     if len(kinds) > 1:
-        raise Unservable("other attention", "has layers with a sliding window and layers that attend in chunks")
+        raise Unservable("has layers with a sliding window and layers that attend in chunks")
     if probe.logits_rows != 2:
-        raise Unservable("not tried", "does not compute logits for chosen tokens alone (logits_to_keep)")
+        raise Unservable("does not compute logits for chosen tokens alone (logits_to_keep)")
     return AttentionLayers(
         names=tuple(call.layer for call in probe.calls),
         heads=tuple(
@@ -85,15 +84,14 @@ def judge(probe: Probe) -> AttentionLayers:
 
 def _check_call(call: AttentionCall) -> None:
     if call.arguments.get("is_causal", True) is not True:
-        raise Unservable("not causal", f"lets tokens see later ones, in {call.layer}")
+        raise Unservable(f"lets tokens see later ones, in {call.layer}")
     for name, argument in call.arguments.items():
         if name not in _HARMLESS and name != "is_causal" and argument is not False:
             what = _KNOWN.get(name, f"attention with {name!r}, which our kernel does not know")
-            raise Unservable("other attention", f"has {what}, in {call.layer}")
+            raise Unservable(f"has {what}, in {call.layer}")
     if call.query[0] != 1 or call.key[2] != call.query[2] or call.query[1] % call.key[1]:
         raise Unservable(
-            "other attention",
-            f"has other keys than its own tokens' in {call.layer}: queries {list(call.query)}, keys {list(call.key)}",
+            f"has other keys than its own tokens' in {call.layer}: queries {list(call.query)}, keys {list(call.key)}"
         )
 
 
@@ -120,16 +118,14 @@ class _Chunk:
 def _sight(call: AttentionCall) -> _Window | _Chunk | None:
     """Return the range of a layer's queries; None means up to the beginning."""
     if call.mask is None:
-        raise Unservable("other attention", f"builds its own attention mask for {call.layer}")
+        raise Unservable(f"builds its own attention mask for {call.layer}")
     size = call.mask.local_size
     for candidate in (None, *((_Window(size), _Chunk(size)) if size else ())):
         if _is_causal(call.mask, candidate):
             return candidate
     if _sees_later_tokens(call.mask):
-        raise Unservable("not causal", f"lets tokens see later ones, as encoders do, in {call.layer}")
-    raise Unservable(
-        "other attention", f"has a mask that is neither causal nor a causal window or chunk, in {call.layer}"
-    )
+        raise Unservable(f"lets tokens see later ones, as encoders do, in {call.layer}")
+    raise Unservable(f"has a mask that is neither causal nor a causal window or chunk, in {call.layer}")
 
 
 def _sees_later_tokens(mask: Mask) -> bool:

@@ -9,9 +9,7 @@ from torch import Tensor
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.errors import ArgumentError
 from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, read_tokens
-from quire_kernels.rotary import reference as rotary_reference
-from quire_kernels.rotary import rotary, rotary_table
-from quire_kernels.store_kv import reference, store_kv
+from quire_kernels.store_kv import reference, rotary_table, store_kv
 
 Close = Callable[[Tensor, Tensor], None]
 Strided = Callable[..., Tensor]
@@ -44,72 +42,32 @@ def check_cache(found: KVCache, expected: KVCache, check: Close) -> None:
         check(ours.nan_to_num(), theirs.nan_to_num())
 
 
-@pytest.mark.parametrize(
-    ("tokens", "heads", "head_dim", "rotated"),
-    [
-        (1, 3, 32, 32),
-        (3, 1, 64, 64),
-        (37, 3, 80, 80),
-        (5, 4, 96, 32),
-        (2, 17, 128, 128),
-        (3, 5, 256, 64),
-        (37, 2, 20, 10),
-        (300, 3, 96, 96),
-    ],
-)
-def test_rotary_equals_the_reference(
-    tokens: int,
-    heads: int,
-    head_dim: int,
-    rotated: int,
-    dtype: torch.dtype,
-    threads: int,
-    strided: Strided,
-    assert_close: Close,
-    device: torch.device,
-) -> None:
-    found = strided(tokens, heads, head_dim, dtype=dtype)
-    expected = found.clone()
-    positions = torch.randint(0, 100, (tokens,), device=device)
-    rotary(found, table(rotated, device), positions)
-    rotary_reference.rotary(expected, table(rotated, device), positions)
-    assert_close(found, expected)
-    assert torch.equal(found[..., rotated:], expected[..., rotated:])
-
-
-def test_zero_tokens_or_rotated_components_need_no_work(device: torch.device) -> None:
-    rotary(torch.zeros(0, 2, 8, device=device), table(8, device), torch.zeros(0, dtype=torch.int64, device=device))
-    x = torch.randn(1, 2, 8, device=device)
-    before = x.clone()
-    rotary(x, torch.zeros(100, 0, device=device), torch.zeros(1, dtype=torch.int64, device=device))
-    assert torch.equal(x, before)
-
-
 def test_scores_depend_on_the_distance_of_positions_only(device: torch.device) -> None:
-    q, k = torch.randn(1, 1, 64, device=device), torch.randn(1, 1, 64, device=device)
+    heads, positions = torch.randn(2, 1, 64, device=device), torch.tensor([7, 3], device=device)
     scores = []
     for shift in (0, 31):
-        turned_q, turned_k = q.clone(), k.clone()
-        rotary(turned_q, table(64, device), torch.tensor([7 + shift], device=device))
-        rotary(turned_k, table(64, device), torch.tensor([3 + shift], device=device))
-        scores.append(float((turned_q * turned_k).sum()))
+        turned, nothing = heads.clone(), torch.zeros(2, 1, 64, device=device)
+        cache, slots = cache_of(1, 64, torch.float32, device), torch.tensor([0, 1], device=device)
+        store_kv(turned, nothing, nothing, table(64, device), positions + shift, slots, cache)
+        scores.append(float((turned[0] * turned[1]).sum()))
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 SHAPES = [
-    pytest.param(3, 1, 32, 32, 16, id="3-heads-over-1-of-32"),
-    pytest.param(8, 2, 64, 64, 32, id="8-over-2-of-64"),
-    pytest.param(9, 3, 80, 80, 16, id="9-over-3-of-80"),
-    pytest.param(4, 4, 96, 32, 16, id="4-over-4-of-96-partly-rotated"),
-    pytest.param(17, 9, 128, 128, 64, id="17-over-9-of-128"),
-    pytest.param(6, 6, 256, 256, 16, id="6-over-6-of-256"),
-    pytest.param(3, 3, 20, 0, 16, id="3-over-3-of-20-not-rotated"),
-    pytest.param(3, 2, 20, 20, 16, id="3-over-2-of-20"),
+    pytest.param(3, 1, 32, 32, 16, "", id="3-heads-over-1-of-32"),
+    pytest.param(8, 2, 64, 64, 32, "qk", id="8-over-2-of-64-normed"),
+    pytest.param(9, 3, 80, 80, 16, "q", id="9-over-3-of-80-queries-normed"),
+    pytest.param(4, 4, 96, 32, 16, "", id="4-over-4-of-96-partly-rotated"),
+    pytest.param(4, 4, 96, 32, 16, "qk", id="4-over-4-of-96-partly-rotated-normed"),
+    pytest.param(17, 9, 128, 128, 64, "k", id="17-over-9-of-128-keys-normed"),
+    pytest.param(6, 6, 256, 256, 16, "qk", id="6-over-6-of-256-normed"),
+    pytest.param(3, 3, 20, 0, 16, "", id="3-over-3-of-20-not-rotated"),
+    pytest.param(3, 3, 20, 0, 16, "qk", id="3-over-3-of-20-not-rotated-normed"),
+    pytest.param(3, 2, 20, 20, 16, "qk", id="3-over-2-of-20-normed"),
 ]
 
 
-@pytest.mark.parametrize("normed", ["", "qk", "q", "k"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotated", "block_size"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotated", "block_size", "normed"), SHAPES)
 def test_store_kv_equals_the_reference(
     heads: int,
     kv_heads: int,
@@ -267,6 +225,3 @@ def test_invalid_arguments_are_refused_before_anything_is_written(
 def test_values_out_of_range_are_refused(change: dict[str, Tensor], message: str, device: torch.device) -> None:
     with pytest.raises(Exception, match=f"store_kv: {message}"):
         store_kv(**arguments(device, change))
-    if "positions" in change:
-        with pytest.raises(Exception, match="rotary: positions leave the table"):
-            rotary(torch.zeros(2, 1, 32), table(32, device), change["positions"])
