@@ -51,8 +51,7 @@ def use_cache_folder() -> None:
 
 def measure(ops: Iterable[str], targets: Iterable[str], jobs: int) -> list[Measured]:
     """Return the measurement of every case of every op on every target, in order."""
-    from quire_kernels.triton_runtime.aot_compile import cases_of
-
+    from benchmarks.kernels.aot_cases import cases_of
     from quire_kernels.triton_runtime.target import Target
 
     tasks = [(op, case.name, name) for op in ops for name in targets for case in cases_of(op, Target.named(name))]

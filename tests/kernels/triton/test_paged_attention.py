@@ -1,4 +1,4 @@
-"""What only Triton attention has: wide groups, float8, caches beyond 2 ** 31 elements, and its limits."""
+"""Wide groups, float8, caches beyond 2 ** 31 elements and limits: the parts of attention that only Triton has."""
 
 import dataclasses
 from collections.abc import Callable

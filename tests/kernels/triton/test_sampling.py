@@ -1,4 +1,4 @@
-"""What only the sampler in Triton has: parts of a row, launches by batch size, a list of candidates, 16 bits."""
+"""The parts of the sampler that only Triton has: parts of a row, launches by batch size, candidates, 16 bits."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
