@@ -7,6 +7,7 @@ the arguments of a launch in service. Its launches are recorded instead of run.
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -150,9 +151,8 @@ def _activation() -> Calls:
     calls = {f"{_NAMES[dtype]} {width}": call(dtype, width, "silu_and_mul") for dtype, width in _WIDTHS}
     calls["gelu bf16 14336"] = call(BF16, 14_336, "gelu_tanh_and_mul")
     for width in (8192, 14_336, 28_672):
-        calls[f"{width} to fp8"] = lambda width=width: activation.gated_fp8(
-            "silu_and_mul", _empty(BF16, _ROWS, 2 * width)
-        )
+        gate_up = _empty(BF16, _ROWS, 2 * width)
+        calls[f"{width} to fp8"] = partial(activation.gated_fp8, "silu_and_mul", gate_up)
     return calls
 
 
@@ -160,10 +160,7 @@ _WIDTHS = ((BF16, 1536), (BF16, 14_336), (FP16, 14_336))
 
 
 def _fp8_linear() -> Calls:
-    return {
-        f"bf16 {width}": lambda width=width: fp8_linear.quantise_rows(_empty(BF16, _ROWS, width))
-        for width in (4096, 14_336)
-    }
+    return {f"bf16 {width}": partial(fp8_linear.quantise_rows, _empty(BF16, _ROWS, width)) for width in (4096, 14_336)}
 
 
 def _linear() -> Calls:
@@ -200,7 +197,7 @@ def _logit_shaping() -> Calls:
 def _logprobs() -> Calls:
     lines = _empty(INT64, _ROWS)
     return {
-        _NAMES[dtype]: lambda dtype=dtype: logprobs.token_logprobs(_empty(dtype, _ROWS, _VOCABULARY), lines, lines, 20)
+        _NAMES[dtype]: partial(logprobs.token_logprobs, _empty(dtype, _ROWS, _VOCABULARY), lines, lines, 20)
         for dtype in (BF16, FP32)
     }
 
@@ -209,8 +206,7 @@ def _sampling() -> Calls:
     numbers, integers = _empty(FP32, _ROWS), _empty(INT64, _ROWS)
     settings = (numbers, integers, numbers, numbers, numbers, integers, integers)
     calls: Calls = {
-        _NAMES[dtype]: lambda dtype=dtype: sampling.sample(_empty(dtype, _ROWS, _VOCABULARY), *settings)
-        for dtype in (FP32, BF16)
+        _NAMES[dtype]: partial(sampling.sample, _empty(dtype, _ROWS, _VOCABULARY), *settings) for dtype in (FP32, BF16)
     }
     return {**calls, "greedy": lambda: sampling.greedy(_empty(FP32, _ROWS, _VOCABULARY))}
 
@@ -285,11 +281,11 @@ def _store_kv() -> Calls:
     def call(
         dtype: torch.dtype, dim: int, *, rotated: int = 0, norm: bool = False, cache: torch.dtype | None = None
     ) -> Callable[[], object]:
-        heads = _empty(dtype, _ROWS, 48, dim).split((32, 8, 8), dim=1)
+        q, k, v = _empty(dtype, _ROWS, 48, dim).split((32, 8, 8), dim=1)
         weights = SimpleNamespace(weight=_empty(dtype, dim), eps=1e-6) if norm else None
         rows, table = _empty(INT64, _ROWS), _empty(FP32, 100, rotated or dim)
         target = _cache(cache or dtype, head_dim=dim)
-        return lambda: store_kv.store_kv(*heads, table, rows, rows, target, weights, weights)
+        return lambda: store_kv.store_kv(q, k, v, table, rows, rows, target, weights, weights)
 
     return {
         **{f"bf16 d{dim}": call(BF16, dim) for dim in (64, 80, 128)},
