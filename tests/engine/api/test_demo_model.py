@@ -1,9 +1,7 @@
-"""quire-engine with the demo model: what depends on its weights, and the size and the end of its processes."""
+"""quire-engine with the demo model: what depends on its weights, and the size of its processes."""
 
 import re
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,9 @@ import pytest
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
 
 
-@pytest.fixture(scope="module")
-def server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
-    with start_server() as started:
-        yield started
+@pytest.fixture
+def server(demo_server: Any) -> Any:
+    return demo_server
 
 
 def complete(server: Any, **fields: Any) -> dict[str, Any]:
@@ -107,10 +104,3 @@ def test_the_api_process_stays_small(server: Any) -> None:
     assert resident <= 150 * 2**20
     maps = Path(f"/proc/{server.child.pid}/maps").read_text()
     assert "libtorch" not in maps and "numpy" not in maps
-
-
-def test_sigterm_shuts_the_server_down_cleanly(server: Any) -> None:
-    """The test is the last one, because there is no server afterwards."""
-    engine = server.engine_pid()
-    assert server.ends() == 0
-    server.until(lambda: not Path(f"/proc/{engine}").exists(), seconds=60)
