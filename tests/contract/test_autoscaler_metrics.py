@@ -5,13 +5,14 @@ from dataclasses import fields
 import pytest
 
 from quire_cli.inspection import load
+from quire_common.contract import engine
 from quire_common.metrics_page import points
 from quire_engine.api.metrics import Exposition, Metrics, RequestTimes
 from quire_engine.config import CacheOptions
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
 from quire_gateway import scrape
-from quire_gateway.scrape import parse_page
+from quire_gateway.scrape import computed_tokens, parse_page
 from quire_operator.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES, sample_of
 from quire_operator.autoscaling.observation import is_sane
 
@@ -106,9 +107,9 @@ def test_engine_serves_every_series_that_the_gateway_reads(page):
 
 def test_gateway_reads_the_same_figures(page):
     told = parse_page(page)
-    assert (told.running, told.waiting, told.kv_usage, told.finished) == (3, 2, 0.25, 1)
-    assert (told.max_running, told.kv_tokens) == (64, 1600)
+    names = (engine.RUNNING, engine.WAITING, engine.KV_USAGE, engine.FINISHED, engine.MAX_RUNNING, engine.CACHE_CONFIG)
+    assert [told[name] for name in names] == [3, 2, 0.25, 1, 64, 1600]
     # 30 of a prompt in progress, 77 that wait, 40 that the engine has not seen: a tenth of the latter is cached.
-    assert told.pending_tokens == pytest.approx(30 + (77 + 40) * 0.9)
-    assert (told.computed_tokens, told.step_seconds) == (1400 - 500, 10.0)
-    assert (told.arrived_requests, told.arrived_tokens) == (1, 40)
+    assert told[engine.PENDING_TOKENS] == pytest.approx(30 + (77 + 40) * 0.9)
+    assert (computed_tokens(told), told[engine.STEP_SECONDS]) == (1400 - 500, 10.0)
+    assert (told[engine.ARRIVED_REQUESTS], told[engine.ARRIVED_PROMPT_TOKENS]) == (1, 40)
