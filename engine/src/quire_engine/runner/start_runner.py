@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,7 +34,6 @@ from quire_engine.runner.faults import device_faults
 from quire_engine.runner.kv_cache import allocate, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import DraftParts, ModelRunner, RunnerParts, StageRunner
-from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner, RankGroup
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.pooling_runner import PoolingRunner
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
@@ -43,6 +43,9 @@ from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom, ThreadChooser
 from quire_engine.runner.waiting import Waits
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
 from quire_kernels.dispatch import runs_triton
+
+if TYPE_CHECKING:
+    from quire_engine.runner.parallel.group import RankGroup
 
 _log = logging.getLogger(__name__)
 _PROFILED_BLOCKS = 4
@@ -132,7 +135,7 @@ def start_runner(
     memory: DeviceMemory | None = None,
     threads: int = 1,
     arithmetic: Arithmetic | None = None,
-    group: RankGroup | None = None,
+    group: "RankGroup | None" = None,
 ) -> WarmRunner:
     """Return a warm runner, which with ``group`` runs the other ranks too.
 
@@ -181,13 +184,15 @@ def start_runner(
     )
 
 
-def _with_ranks(own: RankRunner, group: RankGroup) -> Runner:
+def _with_ranks(own: RankRunner, group: "RankGroup") -> Runner:
     """Return the runner of rank 0 that lets the other ranks run each batch too."""
+    from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner  # needs msgspec
+
     return PipelineRunner(own, group) if isinstance(own, StageRunner) else GroupRunner(own, group)
 
 
 def _measure_devices(
-    config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory, group: RankGroup | None
+    config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory, group: "RankGroup | None"
 ) -> list[DeviceUse]:
     """Return the use of each rank's GPU."""
 
@@ -249,7 +254,7 @@ def measure_device(
 
 
 def _size_cache(
-    config: EngineConfig, model: ModelInMemory, uses: Sequence[DeviceUse], group: RankGroup | None
+    config: EngineConfig, model: ModelInMemory, uses: Sequence[DeviceUse], group: "RankGroup | None"
 ) -> CacheSize:
     """Return the size for the rank with the least memory; all have as many blocks, because they share block tables.
 
