@@ -14,7 +14,7 @@ trap 'rm -rf "$staging"' EXIT
 bundle=$staging/gpu-bundle
 mkdir -p "$bundle" "$(dirname "$archive")"
 git ls-files -z --cached --others --exclude-standard -- \
-  kernels/src engine/src benchmarks tests/kernels tests/engine/triton tests/support/adapter_support tests/support/quire_parity tests/support/logit_edits.py tests/support/fixed_drafts.py tests/cluster/quire_cluster/ports.py examples/models/quire-demo pyproject.toml LICENSE |
+  kernels/src engine/src benchmarks tests/kernels tests/engine/triton tests/support/adapter_support tests/support/quire_parity tests/support/logit_edits.py tests/support/fixed_drafts.py tests/support/sampling_settings.py tests/cluster/quire_cluster/ports.py examples/models/quire-demo pyproject.toml LICENSE |
   tar --null --files-from=- --create | tar --extract --directory "$bundle"
 # Pure Python, for any version: what pytest is made of, in the versions that the tests here run with.
 for name in pytest _pytest pluggy iniconfig packaging pygments; do

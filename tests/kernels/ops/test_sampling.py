@@ -2,15 +2,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from sampling_settings import Settings, columns, expected
 from torch import Tensor
 
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.errors import ArgumentError
 from quire_kernels.sampling import greedy, reference, sample
 
-Settings = dict[str, float]
 Strided = Callable[..., Tensor]
-KEEP_ALL: Settings = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "seeds": 1}
 KINDS: list[Settings] = [
     {},
     {"temperature": 0.0},
@@ -34,23 +33,6 @@ CHI_SQUARE = {4: 23.51, 5: 25.74, 6: 27.86, 7: 29.88, 8: 31.83, 9: 33.72, 10: 35
 CHI_SQUARE |= {14: 42.58, 19: 50.80}
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-
-
-def columns(kinds: list[Settings], vocabulary: int, device: torch.device) -> dict[str, Tensor]:
-    rows = [{**KEEP_ALL, "top_k": vocabulary, **kind} for kind in kinds]
-    whole = ("top_k", "seeds")
-    made = {
-        name: torch.tensor([row[name] for row in rows], dtype=torch.int64 if name in whole else torch.float32)
-        for name in (*KEEP_ALL, "top_k")
-    }
-    made["positions"] = torch.arange(len(kinds))
-    return {name: column.to(device) for name, column in made.items()}
-
-
-def expected(logits: Tensor, settings: dict[str, Tensor]) -> list[int]:
-    on_cpu = {name: column.cpu() for name, column in settings.items()}
-    tokens: list[int] = reference.sample(logits.cpu(), **on_cpu).tolist()
-    return tokens
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from sampling_settings import Settings, columns, expected
 
-from quire_kernels.sampling import device_kernels, greedy, kernel, reference, sample
+from quire_kernels.sampling import device_kernels, greedy, kernel, sample
 
-Settings = dict[str, float]
-KEEP_ALL: Settings = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "seeds": 1}
 KINDS: list[Settings] = [
     {},
     {"temperature": 0.0},
@@ -20,21 +18,6 @@ KINDS: list[Settings] = [
     {"typical_p": 0.5},
     {"temperature": 2.0, "top_k": 30, "top_p": 0.8, "min_p": 0.01},
 ]
-
-
-def columns(kinds: list[Settings], vocabulary: int, device: torch.device) -> dict[str, Tensor]:
-    rows = [{**KEEP_ALL, "top_k": vocabulary, **kind} for kind in kinds]
-    whole = ("top_k", "seeds")
-    made = {
-        name: torch.tensor([row[name] for row in rows], dtype=torch.int64 if name in whole else torch.float32)
-        for name in (*KEEP_ALL, "top_k")
-    }
-    made["positions"] = torch.arange(len(kinds))
-    return {name: column.to(device) for name, column in made.items()}
-
-
-def on_cpu(settings: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: column.cpu() for name, column in settings.items()}
 
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -48,7 +31,7 @@ def test_any_split_of_a_row_gives_the_same_sample(device: torch.device, monkeypa
     for parts in (1, 2, 8):
         monkeypatch.setattr(device_kernels, "number_of_parts", lambda *_, parts=parts: parts)
         drawn.append(sample(logits, **settings).tolist())
-    assert drawn == [reference.sample(logits.cpu(), **on_cpu(settings)).tolist()] * 3
+    assert drawn == [expected(logits, settings)] * 3
 
 
 class Launches:
@@ -101,7 +84,7 @@ def test_candidates_beyond_the_list_are_searched_in_the_row(
     kinds: list[Settings] = [{"top_p": 0.9}, {"top_k": 60}, {"min_p": 0.01, "typical_p": 0.9}]
     logits = torch.randn(3, 600, device=device)
     settings = columns(kinds, 600, device)
-    assert sample(logits, **settings).tolist() == reference.sample(logits.cpu(), **on_cpu(settings)).tolist()
+    assert sample(logits, **settings).tolist() == expected(logits, settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
